@@ -1,0 +1,81 @@
+# make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
+# make test  [ARGS="-k replay"]              the tests, with coverage
+# make check                                 lint, format, types, import layering
+# make bench [ARGS="env replay peers"]       measurements, written to benchmarks/results/
+# make clean | distclean                     remove caches | and the virtual environment; runs/ stays
+#
+# The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
+# pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter.
+
+.PHONY: train test check bench clean distclean
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+WORKERS ?= 2
+
+# An interrupted `venv` leaves a folder in which pip does not answer. It goes before anything in it counts as made.
+$(shell [ ! -d $(VENV) ] || { $(BIN)/python -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)' \
+	&& $(BIN)/python -m pip --version; } >/dev/null 2>&1 || rm -rf $(VENV))
+
+.PHONY: help
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+train: $(VENV)/.installed
+	$(BIN)/fleetfoot train $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --cov=fleetfoot --cov-report=term $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	set -e; for name in $(or $(ARGS),env replay peers); do $(BIN)/fleetfoot bench $$name; done
+
+# torch goes first and alone: resolved together with packages that ask for it, pip may prefer a build with several GiB
+# of CUDA libraries to the one that the machine's index offers for its hardware.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.whole
+	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.whole
+	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.whole:
+	@if [ ! -d $(VENV) ]; then \
+		found=; bare=; \
+		for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+			$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1 || continue; \
+			if $$python -c 'import venv, ensurepip' >/dev/null 2>&1; then found=$$python; break; fi; \
+			bare=$$python; \
+		done; \
+		if [ -n "$$found" ]; then \
+			echo "Making $(VENV) with $$($$found --version) ..."; \
+			$$found -m venv $(VENV) || exit 1; \
+		elif [ -n "$$bare" ]; then \
+			echo "make: $$bare cannot make virtual environments; install python3-venv (apt-get install python3-venv)." >&2; exit 1; \
+		else \
+			echo "make: no Python 3.11, 3.12 or 3.13 found; install one, or say PYTHON=/path/to/python." >&2; exit 1; \
+		fi; \
+	fi
+	@touch $@
+
+clean:
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* build dist
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info MUJOCO_LOG.TXT
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,59 @@
+"""fleetfoot: train robots with massively parallel off-policy reinforcement learning.
+
+from dataclasses import replace
+from fleetfoot import recipes, train
+
+result = train(replace(recipes.get("fast_td3/halfcheetah"), seed=3))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# `part` the decorator; the module of the same name stays reachable as `from fleetfoot.part import ...`.
+from fleetfoot.part import UserError, part
+
+if TYPE_CHECKING:
+    from fleetfoot import recipes
+    from fleetfoot.api import evaluate_run, load_policy, record_run, resume, train
+    from fleetfoot.recipe import Recipe, Result
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Recipe",
+    "Result",
+    "UserError",
+    "__version__",
+    "evaluate_run",
+    "load_policy",
+    "part",
+    "recipes",
+    "record_run",
+    "resume",
+    "train",
+]
+
+_HOME = {
+    "Recipe": "fleetfoot.recipe",
+    "Result": "fleetfoot.recipe",
+    "evaluate_run": "fleetfoot.api",
+    "load_policy": "fleetfoot.api",
+    "record_run": "fleetfoot.api",
+    "resume": "fleetfoot.api",
+    "train": "fleetfoot.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `fleetfoot --help` must not wait for torch."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name == "recipes":
+        return importlib.import_module("fleetfoot.recipes")
+    raise AttributeError(f"module 'fleetfoot' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,261 @@
+"""FastSAC: soft actor-critic on massively many simulations, with the critics, batches and networks of FastTD3.
+
+Soft actor-critic: Haarnoja et al. 2018, arXiv 1812.05905. Categorical critics and the
+large-batch regime as in FastTD3 (arXiv
+2505.22642). With R, d the folded reward and discount, z the atoms, alpha the temperature:
+
+    (1)  a', log pi' ~ policy(s'),   shifted atoms  y = clip(R + d (z - alpha log pi'), v_min, v_max)
+    (2)  p_i = softmax(critic_target_i(s', a'))
+    (3)  target distribution: project(p_j, y) with j = argmin_i E[p_i . y] (clipped double Q), or project(mean_i p_i, y)
+    (4)  critic loss = sum_i mean_batch CE(target, critic_i(s, a))
+    (5)  policy loss = mean_batch [alpha log pi(a|s) - Q(s, a)],  a ~ policy(s),  Q the smallest or the mean of E[Z_i],
+         every `policy_every` updates
+    (6)  temperature loss = -log alpha * mean_batch [log pi(a|s) + H*],  H* = target_entropy_per_action * A, with (5)
+    (7)  critic_target <- (1 - tau) critic_target + tau critic, after every update
+
+The policy is a tanh-squashed Gaussian; log std = lo + (hi - lo) (1 + tanh(raw)) / 2.
+
+Deviation from the usual SAC: [1] without clipped double Q the target is the mean of the heads'
+distributions, so that both
+heads learn from one target. Everything FastTD3 numbers under normalisation, windows and batches holds here too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.reward_scale import RewardScale
+from fleetfoot.ops import categorical
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.squash import squashed_sample
+from fleetfoot.optim import AdamWConfig
+from fleetfoot.part import UserError, part
+
+
+@part
+class FastSACConfig:
+    v_min: float = -250.0
+    v_max: float = 250.0
+    atoms: int = 101
+    critics: int = 2
+    clipped_double_q: bool = True
+    tau: float = 0.1
+    policy_every: int = 1
+    alpha: float = 0.01
+    """Temperature at the start."""
+    target_entropy_per_action: float = -0.5
+    log_std_min: float = -5.0
+    log_std_max: float = 1.0
+    normalize_obs: bool = True
+    normalize_reward: bool = False
+    task_embedding: int = 32
+    policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
+    critic_net: NetworkConfig = MLPConfig(hidden=(1024, 512, 256))
+    policy_optim: AdamWConfig = AdamWConfig(weight_decay=0.001)
+    critic_optim: AdamWConfig = AdamWConfig(weight_decay=0.001)
+    alpha_optim: AdamWConfig = AdamWConfig(weight_decay=0.0)
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> FastSAC:
+        if self.v_min >= self.v_max:
+            raise UserError(f"agent.v_min ({self.v_min}) must be below agent.v_max ({self.v_max}).")
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"FastSAC needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        return FastSAC(self, spec, gamma, total_updates, seed, device)
+
+
+class Gaussian(nn.Module):
+    """Obs -> mean and log std of the Gaussian before tanh, [B, A] each."""
+
+    def __init__(self, encoder: Encoder, cfg: FastSACConfig, actions: int):
+        super().__init__()
+        self.low, self.high = cfg.log_std_min, cfg.log_std_max
+        self.encoder = encoder
+        self.net = cfg.policy_net.build(encoder.size, 2 * actions)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        mean, raw = self.net(self.encoder(obs)).float().chunk(2, dim=-1)
+        return mean, self.low + 0.5 * (self.high - self.low) * (1.0 + torch.tanh(raw))
+
+    def constrain_(self) -> None:
+        self.encoder.constrain_()
+        self.net.constrain_()
+
+
+def _sample(gaussian: Gaussian, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
+    mean, log_std = gaussian(obs)
+    return squashed_sample(mean, log_std, noise)
+
+
+class Greedy(nn.Module):
+    """Obs -> tanh(mean)."""
+
+    def __init__(self, gaussian: Gaussian):
+        super().__init__()
+        self.gaussian = gaussian
+
+    def forward(self, obs: Obs) -> Tensor:
+        mean, _ = self.gaussian(obs)
+        return torch.tanh(mean)
+
+
+class Sampled(nn.Module):
+    """(Obs, noise) -> a sampled action."""
+
+    def __init__(self, gaussian: Gaussian):
+        super().__init__()
+        self.gaussian = gaussian
+
+    def forward(self, obs: Obs, noise: Tensor) -> Tensor:
+        action, _ = _sample(self.gaussian, obs, noise)
+        return action
+
+
+class FastSAC:
+    def __init__(
+        self,
+        cfg: FastSACConfig,
+        spec: EnvSpec,
+        gamma: float,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
+    ):
+        assert isinstance(spec.action, Continuous)
+        self.cfg = cfg
+        self.actions = spec.action.size
+        self.target_entropy = cfg.target_entropy_per_action * self.actions
+        self.generator = torch.Generator(device).manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            self.gaussian = Gaussian(see, cfg, self.actions).to(device)
+            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
+            self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
+            self.critic.to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha), device=device))
+        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.reward_scale: RewardScale | None = None
+        if cfg.normalize_reward:
+            g_max = min(abs(cfg.v_min), abs(cfg.v_max))
+            tasks = max(1, len(spec.tasks))
+            self.reward_scale = RewardScale(spec.num_envs, tasks, gamma, g_max).to(device)
+        policy_updates = max(1, total_updates // cfg.policy_every)
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        self.step_policy = cfg.policy_optim.build(
+            self.gaussian.parameters(), policy_updates, self.gaussian.constrain_
+        )
+        self.step_alpha = cfg.alpha_optim.build([self.log_alpha], policy_updates)
+        self.updates = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+        if self.reward_scale is not None:
+            ended = fresh.terminated | fresh.truncated
+            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+
+    def update(self, batch: Batch) -> Learned:
+        learned = self.update_critic(batch)
+        self.updates += 1
+        if self.updates % self.cfg.policy_every == 0:
+            learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
+        return learned
+
+    def update_critic(self, batch: Batch) -> Learned:
+        loss, q, td_error = self.critic_loss(batch, self._noise(batch))
+        grad_norm = self.step_critic(loss)
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
+        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
+        return Learned(metrics, td_error)
+
+    def update_policy(self, batch: Batch) -> Learned:
+        with frozen(self.critic):
+            loss, log_prob = self.policy_loss(batch, self._noise(batch))
+            grad_norm = self.step_policy(loss)
+        entropy = -log_prob.mean()
+        self.step_alpha(self.log_alpha * (entropy - self.target_entropy))  # (6)
+        metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
+        return Learned(
+            metrics | {"policy/entropy": entropy, "policy/alpha": self.log_alpha.detach().exp()}
+        )
+
+    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss (4), the mean value of the batch, and each row's absolute error in value."""
+        target = self.target_distribution(batch, noise)  # [B, K]
+        log_probs = self.critic(batch.obs, batch.action).float().log_softmax(-1)  # [E, B, K]
+        cross_entropy = -(target * log_probs).sum(-1)  # [E, B]
+        loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
+        with torch.no_grad():
+            q = categorical.mean(log_probs.exp(), self.z).mean(0)
+            td_error = (q - categorical.mean(target, self.z)).abs()
+        return loss, q.mean(), td_error
+
+    @torch.no_grad()
+    def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
+        action, log_prob = _sample(self.gaussian, batch.next_obs, noise)
+        probs = self.critic_target(batch.next_obs, action).float().softmax(-1)  # (2) [E, B, K]
+        reward = batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.obs.task)
+        soft = self.z - self.log_alpha.exp() * log_prob.unsqueeze(1)  # [B, K]
+        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * soft
+        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)  # (1)
+        if self.cfg.clipped_double_q:
+            lowest = (probs * shifted).sum(-1).argmin(0)  # (3) [B]
+            probs = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
+        else:
+            probs = probs.mean(0)
+        return categorical.project(probs, shifted, self.z)
+
+    def policy_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss (5), and the log-probabilities of the sampled actions, [B]."""
+        action, log_prob = _sample(self.gaussian, batch.obs, noise)
+        probs = self.critic(batch.obs, action).float().softmax(-1)
+        q = categorical.mean(probs, self.z)  # [E, B]
+        q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
+        alpha = self.log_alpha.detach().exp()
+        return (alpha * log_prob - q).mean(), log_prob.detach()  # (5)
+
+    def _noise(self, batch: Batch) -> Tensor:
+        shape = (batch.reward.shape[0], self.actions)
+        return torch.randn(shape, generator=self.generator, device=self.z.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            name: getattr(self, name).state_dict() for name in self._stateful()
+        }
+        numbers = {"updates": self.updates, "log_alpha": self.log_alpha.detach()}
+        return state | numbers | {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates = state["updates"]
+        with torch.no_grad():
+            self.log_alpha.copy_(state["log_alpha"])
+        self.generator.set_state(state["generator"])
+
+    def _stateful(self) -> list[str]:
+        names = ["policy", "critic", "critic_target"]
+        names += ["step_policy", "step_critic", "step_alpha"]
+        return names + (["reward_scale"] if self.reward_scale is not None else [])

@@ -1,0 +1,235 @@
+"""FastTD3 (Seo, Sferrazza, Geng, Nauman, Yin, Abbeel 2025, arXiv 2505.22642).
+
+TD3 on massively many simulations: large batches, twin categorical critics, mixed exploration noise. With s the
+observation, a the action, R and d the folded reward and what is left of the discount, z the atoms of the value support:
+
+    (1)  a' = clip(policy(s') + clip(policy_noise * xi, +-noise_clip), -1, 1),   xi ~ N(0, 1)
+    (2)  p_i = softmax(critic_target_i(s', a')),   shifted atoms  y = clip(R + d z, v_min, v_max)
+    (3)  target distribution: project(p_j, y) with j = argmin_i E[p_i . y]   (clipped double Q:
+    the whole distribution of
+         the head with the smaller mean; without it each head keeps its own)
+    (4)  critic loss = sum_i mean_batch CE(target, critic_i(s, a))
+    (5)  policy loss = -mean_batch min_i E[Z_i(s, policy(s))]   (without clipped double Q: the mean over i),
+         every `policy_every` updates
+    (6)  critic_target <- (1 - tau) critic_target + tau critic, after every update
+
+The online policy proposes the next action: there is no target policy.
+
+Deviations from the published code:
+
+    [1] Observation statistics change once per new transition, never by replayed batches, so that observation and next
+        observation of a batch are normalised alike. They are merged by Chan's rule (the published variance is merged
+        with the already updated mean, which is wrong).
+    [2] What is executed is what is stored: actions are clipped before both.
+    [3] n-step windows stop at truncations and at the write head; a window cut after m steps is discounted by gamma^m.
+    [4] A batch has exactly `batch_size` rows, drawn from all environments, whatever their number.
+    [5] The policy is updated every `policy_every` updates counted over the whole run, also when
+    it is 1 or when there is
+        one update per vec step.
+    [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
+    [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser
+    touches it. Returns for reward
+        normalisation are kept per environment and their statistics per task.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.reward_scale import RewardScale
+from fleetfoot.ops import categorical
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.optim import AdamWConfig
+from fleetfoot.part import UserError, part
+
+
+@part
+class FastTD3Config:
+    v_min: float = -250.0
+    """Smallest value the critics can express."""
+    v_max: float = 250.0
+    """Largest value the critics can express."""
+    atoms: int = 101
+    """Atoms of the value support (K)."""
+    critics: int = 2
+    """Critic heads (E), batched as one network."""
+    clipped_double_q: bool = True
+    """Learn from, and climb, the head with the smaller mean."""
+    tau: float = 0.1
+    """Share of the critic that its target takes over after every update."""
+    policy_every: int = 2
+    """Critic updates per policy update."""
+    policy_noise: float = 0.001
+    """Standard deviation of the noise on target actions."""
+    noise_clip: float = 0.5
+    """Bound of that noise."""
+    normalize_obs: bool = True
+    normalize_reward: bool = False
+    """Divide rewards by the spread of returns, per task where there are tasks."""
+    task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
+    policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
+    critic_net: NetworkConfig = MLPConfig(hidden=(1024, 512, 256))
+    policy_optim: AdamWConfig = AdamWConfig()
+    critic_optim: AdamWConfig = AdamWConfig()
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> FastTD3:
+        if self.v_min >= self.v_max:
+            raise UserError(f"agent.v_min ({self.v_min}) must be below agent.v_max ({self.v_max}).")
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"FastTD3 needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        return FastTD3(self, spec, gamma, total_updates, seed, device)
+
+
+class Policy(nn.Module):
+    """Obs -> action in [-1, 1]."""
+
+    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+        super().__init__()
+        self.encoder = encoder
+        self.net = net.build(encoder.size, actions)
+
+    def forward(self, obs: Obs) -> Tensor:
+        return torch.tanh(self.net(self.encoder(obs)))
+
+    def constrain_(self) -> None:
+        self.encoder.constrain_()
+        self.net.constrain_()
+
+
+class FastTD3:
+    def __init__(
+        self,
+        cfg: FastTD3Config,
+        spec: EnvSpec,
+        gamma: float,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
+    ):
+        assert isinstance(spec.action, Continuous)
+        self.cfg = cfg
+        self.actions = spec.action.size
+        self.generator = torch.Generator(device).manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            self.policy = Policy(see, cfg.policy_net, self.actions).to(device)
+            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
+            self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
+            self.critic.to(device)
+        self.behaviour = self.policy
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.reward_scale: RewardScale | None = None
+        if cfg.normalize_reward:
+            g_max = min(abs(cfg.v_min), abs(cfg.v_max))
+            tasks = max(1, len(spec.tasks))
+            self.reward_scale = RewardScale(spec.num_envs, tasks, gamma, g_max).to(device)
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        self.step_policy = cfg.policy_optim.build(
+            self.policy.parameters(),
+            max(1, total_updates // cfg.policy_every),
+            self.policy.constrain_,
+        )
+        self.updates = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+        if self.reward_scale is not None:
+            ended = fresh.terminated | fresh.truncated
+            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+
+    def update(self, batch: Batch) -> Learned:
+        learned = self.update_critic(batch)
+        self.updates += 1
+        if self.updates % self.cfg.policy_every == 0:
+            learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
+        return learned
+
+    def update_critic(self, batch: Batch) -> Learned:
+        xi = torch.randn(
+            batch.reward.shape[0], self.actions, generator=self.generator, device=self.z.device
+        )
+        loss, q, td_error = self.critic_loss(batch, xi)
+        grad_norm = self.step_critic(loss)
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (6)
+        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
+        return Learned(metrics, td_error)
+
+    def update_policy(self, batch: Batch) -> Learned:
+        with frozen(self.critic):
+            loss, saturation = self.policy_loss(batch)
+            grad_norm = self.step_policy(loss)
+        metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
+        return Learned(metrics | {"policy/saturation": saturation})
+
+    def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss (4), the mean value of the batch, and each row's absolute error in value."""
+        target = self.target_distribution(batch, xi)  # [B, K] or [E, B, K]
+        log_probs = self.critic(batch.obs, batch.action).float().log_softmax(-1)  # [E, B, K]
+        cross_entropy = -(target * log_probs).sum(-1)  # [E, B]
+        loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
+        with torch.no_grad():
+            q = categorical.mean(log_probs.exp(), self.z).mean(0)
+            wanted = categorical.mean(target, self.z)
+            td_error = (q - (wanted.mean(0) if wanted.dim() == 2 else wanted)).abs()
+        return loss, q.mean(), td_error
+
+    @torch.no_grad()
+    def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
+        clip = self.cfg.noise_clip
+        noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
+        action = (self.policy(batch.next_obs).float() + noise).clamp(-1.0, 1.0)  # (1)
+        probs = self.critic_target(batch.next_obs, action).float().softmax(-1)  # (2) [E, B, K]
+        reward = batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.obs.task)
+        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
+        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
+        if self.cfg.clipped_double_q:
+            lowest = (probs * shifted).sum(-1).argmin(0)  # (3) [B]
+            probs = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
+        return categorical.project(probs, shifted.expand_as(probs), self.z)
+
+    def policy_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss (5), and the share of actions at their bounds."""
+        action = self.policy(batch.obs).float()
+        probs = self.critic(batch.obs, action).float().softmax(-1)
+        q = categorical.mean(probs, self.z)  # [E, B]
+        q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
+        return -q.mean(), (action.detach().abs() > 0.99).float().mean()  # (5)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            name: getattr(self, name).state_dict() for name in self._stateful()
+        }
+        return state | {"updates": self.updates, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates = state["updates"]
+        self.generator.set_state(state["generator"])
+
+    def _stateful(self) -> list[str]:
+        names = ["policy", "critic", "critic_target", "step_policy", "step_critic"]
+        return names + (["reward_scale"] if self.reward_scale is not None else [])

@@ -1,0 +1,294 @@
+"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else.
+
+A run folder holds `recipe.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and `videos/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch import nn
+
+from fleetfoot import checkpoint, record
+from fleetfoot.data import EnvSpec
+from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.evaluate import Evaluation, Evaluator
+from fleetfoot.part import UserError, dumps, from_json
+from fleetfoot.recipe import Recipe, Result, resolve_device
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes in one run folder go unnoticed there
+    fcntl = None  # type: ignore[assignment]
+
+Which: TypeAlias = Literal["best", "last"]
+
+# What may change when a run goes on: nothing here changes what the numbers in its checkpoint mean.
+RESUMABLE = (
+    "total_vec_steps",
+    "log",
+    "checkpoint",
+    "evaluation",
+    "device",
+    "threads",
+    "compile",
+    "precision",
+)
+
+# The modules whose parts a stored recipe may name without an import by the user.
+OWN_PARTS = (
+    "fleetfoot.recipes",
+    "fleetfoot.explore",
+    "fleetfoot.nn.mlp",
+    "fleetfoot.nn.simba",
+    "fleetfoot.envs.mujoco",
+    "fleetfoot.envs.gym",
+    "fleetfoot.envs.tensor",
+)
+
+
+class LoadedPolicy(NamedTuple):
+    """A trained policy (Obs -> greedy action, in evaluation mode) and what it expects to see."""
+
+    policy: nn.Module
+    spec: EnvSpec
+
+
+def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
+    """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
+    recipe.check()
+    place = new_folder(recipe, folder)
+    made = not place.exists()
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        with _alone(place):
+            _write_recipe(place, recipe)
+            return recipe.topology.run(recipe, place, None)
+    except UserError:
+        # What was wrong showed before anything was learned: leave no empty run behind.
+        if made and not has_checkpoint(place) and not _nonempty(place / "metrics.jsonl"):
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
+    """Go on from the last checkpoint, with `changes` to the fields in `RESUMABLE`.
+
+    `restart` trains from the start a run that was stopped before its first checkpoint.
+    """
+    stored = read_recipe(folder)
+    unknown = [name for name in changes if name not in {f.name for f in dataclasses.fields(stored)}]
+    if unknown:
+        raise UserError(f"a recipe has no field {unknown[0]!r}.")
+    return resume_as(folder, dataclasses.replace(stored, **changes), restart=restart)
+
+
+def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> Result:
+    """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
+    place = Path(folder)
+    stored = read_recipe(place)
+    fixed = [path for path in differences(stored, recipe) if path.split(".")[0] not in RESUMABLE]
+    if fixed:
+        raise UserError(
+            f"{fixed[0]} cannot change when a run goes on (the checkpoint was made with "
+            f"{_look_up(stored, fixed[0])}); train a new run instead."
+        )
+    recipe.check()
+    with _alone(place):
+        if not has_checkpoint(place):
+            if not restart:
+                raise UserError(
+                    f"{place} was stopped before its first checkpoint; add --restart to train it from the start."
+                )
+            for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+                _remove(place / leftover)
+            _write_recipe(place, recipe)
+            return recipe.topology.run(recipe, place, None)
+        loaded = checkpoint.load(place, which="last")
+        if loaded.step >= recipe.total_vec_steps:
+            raise UserError(
+                f"{place} is finished after {loaded.step:,} vec steps; "
+                "to go on, give --total-vec-steps a larger number."
+            )
+        _write_recipe(place, recipe)
+        return recipe.topology.run(recipe, place, loaded.state)
+
+
+def load_policy(folder: Path | str, which: Which = "best", device: str = "cpu") -> LoadedPolicy:
+    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated)."""
+    recipe = read_recipe(folder)
+    with _evaluation_env(recipe, num_envs=1, seed=0, device=device) as env:
+        return LoadedPolicy(_policy(recipe, env.spec, Path(folder), which, device), env.spec)
+
+
+def evaluate_run(
+    folder: Path | str,
+    *,
+    episodes: int = 20,
+    which: Which = "best",
+    seed: int | None = None,
+    device: str = "auto",
+) -> Evaluation:
+    """Whole greedy episodes in environments of their own; the same seed gives the same episodes."""
+    recipe = read_recipe(folder)
+    chosen = recipe.seeds().evaluation if seed is None else seed
+    cfg = dataclasses.replace(recipe.evaluation, episodes=episodes)
+    evaluator = Evaluator(recipe.env, cfg, chosen, resolve_device(device))
+    try:
+        return evaluator(_policy(recipe, evaluator.env.spec, Path(folder), which, device))
+    finally:
+        evaluator.close()
+
+
+def record_run(
+    folder: Path | str,
+    path: Path | str | None = None,
+    *,
+    seconds: float = 10.0,
+    which: Which = "best",
+    seed: int | None = None,
+    strip: Path | str | None = None,
+) -> Path:
+    """Film the policy in real time as MP4 (by default in the run's `videos/`), and cut a 4-frame PNG `strip`."""
+    place = Path(folder)
+    recipe = read_recipe(place)
+    chosen = recipe.seeds().evaluation if seed is None else seed
+    with _evaluation_env(recipe, num_envs=1, seed=chosen, device="cpu") as env:
+        policy = _policy(recipe, env.spec, place, which, "cpu")
+        frames: Any = record.film(policy, env, seconds)
+        if strip is not None:
+            frames = list(frames)
+            record.strip(frames, Path(strip))
+        target = Path(path) if path is not None else place / "videos" / f"{which}.mp4"
+        return record.write_mp4(frames, record.frame_rate(env.spec), target)
+
+
+def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
+    """Where a new run goes. An existing folder must be empty: nothing is ever overwritten."""
+    if folder is not None:
+        place = Path(folder)
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
+            raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
+        return place
+    name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    places = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in range(1, 1000))
+    return next(place for place in places if not place.exists())
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "recipe.json").is_file()
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return (folder / "checkpoints" / "last.json").is_file()
+
+
+def read_recipe(folder: Path | str) -> Recipe:
+    """The recipe a run was started with."""
+    path = Path(folder) / "recipe.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is no run folder: it has no recipe.json.")
+    load_own_parts()
+    try:
+        recipe = from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read as a recipe: {reason}.") from error
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"{path} holds no recipe.")
+    return recipe
+
+
+def load_own_parts() -> None:
+    """Make every part of the library known by its name."""
+    for module in OWN_PARTS:
+        importlib.import_module(module)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """The dotted names of the fields in which two parts differ."""
+    if not dataclasses.is_dataclass(old) or type(old) is not type(new):
+        if old != new:
+            yield path
+        return
+    for field in dataclasses.fields(old):
+        name = f"{path}.{field.name}" if path else field.name
+        yield from differences(getattr(old, field.name), getattr(new, field.name), name)
+
+
+def _look_up(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
+    if which == "best" and not (folder / "checkpoints" / "best.json").exists():
+        which = "last"
+    loaded = checkpoint.load(folder, which=which, with_replay=False)
+    agent = recipe.agent.build(
+        spec,
+        gamma=recipe.gamma,
+        total_updates=recipe.total_updates(),
+        seed=recipe.seeds().agent,
+        device=resolve_device(device),
+    )
+    # The policy alone: the rest of the agent's state is tied to the number of environments and the device of training.
+    try:
+        agent.policy.load_state_dict(loaded.state["agent"]["policy"])
+    except (KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"the checkpoint in {folder} does not fit its recipe.json: {reason}"
+        ) from error
+    return agent.policy.eval()
+
+
+@contextlib.contextmanager
+def _evaluation_env(recipe: Recipe, num_envs: int, seed: int, device: str) -> Iterator[VecEnv]:
+    env = recipe.env.for_evaluation().build(num_envs, seed, resolve_device(device))
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def _write_recipe(folder: Path, recipe: Recipe) -> None:
+    hidden = folder / ".recipe.json.partial"
+    hidden.write_text(dumps(recipe))
+    os.replace(hidden, folder / "recipe.json")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder. The lock goes with the process that holds it, however it ends."""
+    if fcntl is None:
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is training in {folder}.") from None
+        yield
+
+
+def _nonempty(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,188 @@
+"""How fast the embedded environment is, beside what it is made of and what it replaces.
+
+Four contestants take turns in one process, several rounds each, and the median round counts: a
+machine that gets busy halfway slows all of them. All step the same task with random actions that
+were drawn beforehand.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+import torch
+from mujoco import rollout
+
+from fleetfoot.envs import mujoco_tasks
+from fleetfoot.envs.mujoco import MuJoCoEnv
+from fleetfoot.envs.mujoco_physics import usable_cores
+from fleetfoot.part import UserError
+
+# The observations our tasks leave out, so that Gymnasium does not have to gather them either.
+_LEFT_OUT = {
+    "Ant-v5": ("cfrc_ext",),
+    "Humanoid-v5": ("cfrc_ext", "cinert", "cvel", "qfrc_actuator"),
+}
+
+
+def bench_env(
+    task: str = "HalfCheetah-v5",
+    num_envs: int = 128,
+    seconds: float = 20.0,
+    *,
+    threads: int = 0,
+    rounds: int = 5,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Env steps per second of each contestant, and the ratios that matter.
+
+    `seconds` is the measured time in all, shared equally among contestants and rounds.
+    `raw` is `mujoco.rollout` on the same model, with the same threads, the same frame skip and
+    nothing around it: no observations, rewards, terminations or restarts. It is given the very
+    states and controls our environment goes through.
+    """
+    if num_envs < 1 or rounds < 1 or seconds <= 0:
+        raise UserError("bench env needs num_envs >= 1, rounds >= 1 and seconds > 0")
+    threads = threads or usable_cores()
+    closers: list[Callable[[], None]] = []
+    try:
+        contestants = {
+            "fleetfoot": _ours(task, num_envs, threads, seed, closers),
+            "raw": _raw(task, num_envs, threads, seed, closers),
+            "gymnasium_sync": _gymnasium(task, num_envs, "sync", seed, closers),
+            "gymnasium_async": _gymnasium(task, num_envs, "async", seed, closers),
+        }
+        share = seconds / (rounds * len(contestants))
+        seen: dict[str, list[float]] = {name: [] for name in contestants}
+        for step in contestants.values():
+            step()  # warm up
+        for _ in range(rounds):
+            for name, step in contestants.items():
+                seen[name].append(num_envs * _rate(step, share))
+    finally:
+        for close in closers:
+            close()
+    speed = {name: statistics.median(values) for name, values in seen.items()}
+    best = max(speed["gymnasium_sync"], speed["gymnasium_async"])
+    return {
+        "task": task,
+        "num_envs": num_envs,
+        "threads": threads,
+        "rounds": rounds,
+        "mujoco": mujoco.__version__,
+        "gymnasium": gymnasium.__version__,
+        "env_steps_per_second": speed,
+        "rounds_env_steps_per_second": seen,
+        "ratio_to_raw": speed["fleetfoot"] / speed["raw"],
+        "ratio_to_best_gymnasium": speed["fleetfoot"] / best,
+    }
+
+
+def _rate(step: Callable[[], None], seconds: float) -> float:
+    """Calls per second over at least `seconds`."""
+    calls, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds or calls == 0:
+        step()
+        calls += 1
+    return calls / spent
+
+
+def _ours(
+    task: str, num_envs: int, threads: int, seed: int, closers: list[Callable[[], None]]
+) -> Callable[[], None]:
+    """The same 200 vec steps over and over, so that `raw` can be given the same work."""
+    env = MuJoCoEnv(mujoco_tasks.find(task), num_envs, seed, threads=threads)
+    closers.append(env.close)
+    env.reset()
+    begin = env.state_dict()
+    script = torch.from_numpy(_actions(num_envs, env.spec.action.size, seed))  # type: ignore[union-attr]
+    turn = _Turn(len(script))
+
+    def step() -> None:
+        if (i := turn.next()) == 0:
+            env.load_state_dict(begin)
+        env.step(script[i])
+
+    return step
+
+
+def _raw(
+    task: str, num_envs: int, threads: int, seed: int, closers: list[Callable[[], None]]
+) -> Callable[[], None]:
+    """`mujoco.rollout` from every state our environment goes through, with the same controls."""
+    chosen = mujoco_tasks.find(task)
+    model = mujoco.MjModel.from_xml_path(chosen.model)
+    actions = _actions(num_envs, model.nu, seed)
+    env = MuJoCoEnv(chosen, num_envs, seed, threads=threads)
+    env.reset()
+    begins = []
+    for action in torch.from_numpy(actions):
+        begins.append(env.state_dict()["state"].numpy())
+        env.step(action)
+    env.close()
+
+    pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
+    closers.append(pool.close)
+    models = [model] * num_envs
+    data = [mujoco.MjData(model) for _ in range(threads)]
+    low, high = model.actuator_ctrlrange.T
+    script = (low + high) / 2 + (high - low) / 2 * actions.astype(np.float64)
+    held = np.repeat(script[:, :, None], chosen.frame_skip, axis=2)
+    states = np.empty((num_envs, chosen.frame_skip, begins[0].shape[1]))
+    sensors = np.empty((num_envs, chosen.frame_skip, model.nsensordata))
+    turn = _Turn(len(held))
+
+    def step() -> None:
+        i = turn.next()
+        pool.rollout(
+            models,
+            data,
+            begins[i],
+            held[i],
+            skip_checks=True,
+            nstep=chosen.frame_skip,
+            state=states,
+            sensordata=sensors,
+        )
+
+    return step
+
+
+def _gymnasium(
+    task: str, num_envs: int, mode: str, seed: int, closers: list[Callable[[], None]]
+) -> Callable[[], None]:
+    flags: dict[str, Any] = {
+        f"include_{part}_in_observation": False for part in _LEFT_OUT.get(task, ())
+    }
+    env: Any = gymnasium.make_vec(task, num_envs=num_envs, vectorization_mode=mode, **flags)
+    closers.append(env.close)
+    env.reset(seed=seed)
+    low, high = env.single_action_space.low, env.single_action_space.high
+    script = (low + high) / 2 + (high - low) / 2 * _actions(num_envs, len(low), seed)
+    turn = _Turn(len(script))
+    return lambda: void(env.step(script[turn.next()]))
+
+
+def void(_: object) -> None:
+    """Forget a result: the benchmark wants the time it took."""
+
+
+class _Turn:
+    """0, 1, ... length - 1, 0, 1, ..."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._at = length, -1
+
+    def next(self) -> int:
+        self._at = (self._at + 1) % self._length
+        return self._at
+
+
+def _actions(num_envs: int, size: int, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    generator = np.random.default_rng(seed)
+    return generator.uniform(-1, 1, (200, num_envs, size)).astype(np.float32)

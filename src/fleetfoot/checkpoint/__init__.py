@@ -1,0 +1,49 @@
+"""Checkpoints: the whole state of a run as safetensors and JSON.
+
+    checkpoints/
+      000012345/            the newest state, named by its vec step
+        state.safetensors   every tensor of the state except the replay's
+        replay.safetensors  the replay's tensors (absent with `checkpoint.replay=False`)
+        state.json          the tree the tensors hang in, the recipe, sizes and digests
+      best-000010000/       the state with the best evaluation; never holds the replay and
+                            shares no file with the newest
+      last.json, best.json  which folder is meant, replaced atomically
+
+`tree` turns a state into named tensors and JSON, `write` puts it on disk so that a kill at any
+moment loses nothing, `read` verifies before it believes. Nothing here can execute a checkpoint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleetfoot.checkpoint.read import Loaded, load
+from fleetfoot.checkpoint.tree import pack, unpack
+from fleetfoot.checkpoint.write import Checkpoint
+from fleetfoot.part import UserError, part
+
+__all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "unpack"]
+
+
+@part
+class CheckpointConfig:
+    """When checkpoints are written and what they hold."""
+
+    every_vec_steps: int = 5_000  # 0: only at the end and on Ctrl-C
+    replay: bool = True  # False: small checkpoints, but a resumed run starts with an empty replay
+    keep: int = 1  # how many of the newest stay on disk; the best one stays in any case
+
+    def __post_init__(self) -> None:
+        if self.every_vec_steps < 0:
+            raise UserError(
+                f"checkpoint.every_vec_steps is {self.every_vec_steps}; give 0 (never) or more"
+            )
+        if self.keep < 1:
+            raise UserError(f"checkpoint.keep is {self.keep}; give 1 (the newest) or more")
+
+    def due(self, vec_steps: int) -> bool:
+        return self.every_vec_steps > 0 and vec_steps % self.every_vec_steps == 0
+
+    def build(self, folder: Path) -> Checkpoint:
+        """`folder` is the run's checkpoints folder; it need not exist yet."""
+        return Checkpoint(folder, replay=self.replay, keep=self.keep)

@@ -1,0 +1,172 @@
+"""Reading checkpoints. Sizes and digests are verified before any content is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fleetfoot.checkpoint.tree import Json, unpack
+from fleetfoot.part import UserError
+
+Which: TypeAlias = Literal["last", "best"]
+
+FORMAT = "fleetfoot checkpoint"
+VERSION = 1
+DIGEST_BYTES = 32
+HEAD = b'{"digest": "'
+FOLDER_NAME = re.compile(r"(best-)?[0-9]{9,18}(-[0-9]{1,9})?")  # no separators, no dots: no escape
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was read and found whole. All tensors are on the CPU."""
+
+    state: dict[str, Any]  # "replay" is absent where it was not saved or not asked for
+    recipe_json: Json
+    step: int  # vec steps
+    score: float | None
+    folder: Path
+
+
+def load(path: Path | str, *, which: Which = "last", with_replay: bool = True) -> Loaded:
+    """Read a checkpoint; `path` is a run folder, its checkpoints folder or one checkpoint folder.
+
+    `which` chooses in the first two cases. Whatever is missing, corrupt, foreign or written by a
+    newer version is a UserError. Safe to call while a training writes to the same folder.
+    """
+    folder = _find(Path(path), which)
+    try:
+        return _read(folder, with_replay)
+    except UserError as error:
+        if _find(Path(path), which) != folder:  # the training moved on while we were reading
+            return load(path, which=which, with_replay=with_replay)
+        raise UserError(f"{error}; {_advice(folder.parent, folder)}") from error
+
+
+def read_pointer(folder: Path, which: Which) -> Json:
+    """What last.json or best.json says, or None where it is absent or not to be trusted."""
+    try:
+        pointer = json.loads((folder / f"{which}.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    match pointer:
+        case {"folder": str(name), "older": list(older), "score": None | int() | float()} if all(
+            isinstance(n, str) and FOLDER_NAME.fullmatch(n) for n in (name, *older)
+        ):
+            return pointer
+    return None
+
+
+def seal(body: dict[str, Json]) -> bytes:
+    """JSON whose first line is the digest of all that follows. The whole is plain JSON too.
+
+    Later versions must keep this outer form, so that older programs can tell newer from corrupt.
+    """
+    rest = json.dumps(body)[1:].encode()
+    return _seal_line(rest) + b"\n" + rest
+
+
+def _seal_line(rest: bytes) -> bytes:
+    digest = hashlib.blake2b(rest, digest_size=DIGEST_BYTES).hexdigest()
+    return HEAD + digest.encode() + b'",'
+
+
+def _find(path: Path, which: Which) -> Path:
+    if (path / "state.json").exists():
+        return path
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    pointer = read_pointer(folder, which)
+    if pointer is not None:
+        return folder / str(pointer["folder"])
+    if (folder / f"{which}.json").exists():
+        raise UserError(f"{folder / which}.json is corrupt; {_advice(folder)}")
+    if _whole_beside(folder):
+        raise UserError(f"{folder} has no {which} checkpoint; {_advice(folder)}")
+    raise UserError(
+        f"{path} holds no checkpoint; give a run folder or one folder inside its checkpoints/"
+    )
+
+
+def _advice(folder: Path, broken: Path | None = None) -> str:
+    other = _whole_beside(folder, broken)
+    return f"use {other} instead, which is whole" if other else "no other checkpoint there is whole"
+
+
+def _whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
+    """The newest whole checkpoint in `folder`, not counting `broken`."""
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    for path in sorted(found, key=lambda p: p.name.removeprefix("best-"), reverse=True):
+        if FOLDER_NAME.fullmatch(path.name) and path != broken:
+            try:
+                return _read(path, with_replay=True).folder
+            except UserError:
+                continue
+    return None
+
+
+def _read(folder: Path, with_replay: bool) -> Loaded:
+    about = folder / "state.json"
+    if not about.is_file():
+        raise UserError(f"{folder} is not a whole checkpoint: state.json is missing")
+    try:
+        raw = about.read_bytes()
+        line, _, rest = raw.partition(b"\n")
+        if not line.startswith(HEAD):
+            raise UserError(f"{about} was not written by fleetfoot, or its first bytes are damaged")
+        if line != _seal_line(rest):
+            raise UserError(f"{about} is corrupt: its content does not match its digest")
+        body = json.loads(raw)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{about} cannot be read ({type(error).__name__})") from error
+    match body:
+        case {"format": str(name), "version": int(version)} if name == FORMAT and version > VERSION:
+            raise UserError(
+                f"{about} has format {version}, this fleetfoot reads up to {VERSION}: "
+                "pip install --upgrade fleetfoot"
+            )
+        case {
+            "format": str(name),
+            "step": int(step),
+            "score": None | int() | float() as score,
+            "files": {"state.safetensors": _} as files,
+            "recipe": recipe,
+            "trees": {"state": {"dict": _}} as trees,
+        } if name == FORMAT and files.keys() == {f"{key}.safetensors" for key in trees}:
+            state = _read_tree(folder / "state.safetensors", files, trees["state"])
+            if with_replay and "replay" in trees:
+                replay = _read_tree(folder / "replay.safetensors", files, trees["replay"])
+                state["replay"] = replay
+            return Loaded(state, recipe, step, score, folder)
+    raise UserError(f"{about} does not describe a fleetfoot checkpoint")
+
+
+def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
+    if not path.is_file():
+        raise UserError(f"{path.parent} is not a whole checkpoint: {path.name} is missing")
+    match files[path.name]:
+        case {"bytes": int(size), "blake2b": str(expected)}:
+            pass
+        case _:
+            raise UserError(f"{path.parent / 'state.json'} gives no size and digest of {path.name}")
+    try:
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise UserError(f"{path} has {found:,} bytes instead of {size:,}: it is truncated")
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+        if digest.hexdigest() != expected:
+            raise UserError(f"{path} is corrupt: its content does not match its digest")
+        return unpack(load_file(path), tree)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read: {reason}") from error

@@ -1,0 +1,211 @@
+"""Writing checkpoints so that a kill, a power cut or a full disk at any moment loses nothing.
+
+A folder is written under a hidden name, synced and renamed; only then does the pointer move to it,
+and only then are the folders it replaces deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from fleetfoot.checkpoint.read import (
+    DIGEST_BYTES,
+    FOLDER_NAME,
+    FORMAT,
+    VERSION,
+    Which,
+    read_pointer,
+    seal,
+)
+from fleetfoot.checkpoint.tree import DTYPES, Json, pack
+from fleetfoot.part import UserError
+
+STALE = ".tmp-"
+CHUNK = 64 << 20  # bytes copied to the CPU, hashed and written at a time
+SLACK = 1 << 20  # bytes, for headers, state.json and the folder itself
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Checkpoint:
+    """Writes the checkpoints of one run. One writer at a time; `load` may read at any moment."""
+
+    def __init__(self, folder: Path, *, replay: bool = True, keep: int = 1) -> None:
+        self.folder, self.replay, self.keep = Path(folder), replay, keep
+        self._clean()
+
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        recipe_json: Json,
+        step: int,
+        score: float | None = None,
+    ) -> Path:
+        """Save as the newest and, where `score` beats all before it, also as the best.
+
+        `step` counts vec steps. The subtree `state["replay"]` goes to a file of its own. Returns
+        the folder of the newest. When the disk refuses: UserError, earlier checkpoints untouched.
+        """
+        lean = {key: value for key, value in state.items() if key != "replay"}
+        if score is not None and not math.isfinite(score):
+            score = None
+        about = {"step": step, "score": score}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clean()
+            # The best goes first: killed between the two, the resumed run passes here once more.
+            best = read_pointer(self.folder, "best")
+            top = best["score"] if best and best["score"] is not None else -math.inf
+            if score is not None and score > top:
+                folder = self._write(f"best-{step:09d}", lean, recipe_json, about)
+                self._point("best", {"folder": folder.name, "older": [], **about})
+            newest = self._write(f"{step:09d}", state if self.replay else lean, recipe_json, about)
+            last = read_pointer(self.folder, "last")
+            older = [last["folder"], *last["older"]][: self.keep - 1] if last else []
+            self._point("last", {"folder": newest.name, "older": older, **about})
+            self._clean()
+        except OSError as error:
+            raise UserError(
+                f"cannot save a checkpoint in {self.folder}: {error.strerror or error}; "
+                "the earlier checkpoint is kept"
+            ) from error
+        return newest
+
+    def _write(self, name: str, state: dict[str, Any], recipe_json: Json, about: Json) -> Path:
+        packed = {"state": pack({k: v for k, v in state.items() if k != "replay"})}
+        if "replay" in state:
+            packed["replay"] = pack(state["replay"])
+        needed = SLACK + sum(_bytes(t) for tensors, _ in packed.values() for t in tensors.values())
+        if needed > shutil.disk_usage(self.folder).free:
+            raise self._full(needed)
+        hidden = self.folder / f"{STALE}{name}"
+        try:
+            hidden.mkdir()
+            files = {
+                f"{key}.safetensors": write_tensors(hidden / f"{key}.safetensors", tensors)
+                for key, (tensors, _) in packed.items()
+            }
+            body = {
+                "format": FORMAT,
+                "version": VERSION,
+                **about,
+                "files": files,
+                "recipe": recipe_json,
+                "trees": {key: tree for key, (_, tree) in packed.items()},
+            }
+            _write_bytes(hidden / "state.json", seal(body))
+            _sync_folder(hidden)
+            # A step saved twice gets another name: two folders cannot change places in one move.
+            names = (name, *(f"{name}-{i}" for i in range(2, 1000)))
+            final = next(self.folder / n for n in names if not (self.folder / n).exists())
+            hidden.rename(final)
+        except BaseException as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
+                raise self._full(needed) from error
+            raise
+        _sync_folder(self.folder)
+        return final
+
+    def _point(self, which: Which, pointer: Json) -> None:
+        hidden = self.folder / f"{STALE}{which}.json"
+        _write_bytes(hidden, json.dumps(pointer).encode())
+        os.replace(hidden, self.folder / f"{which}.json")
+        _sync_folder(self.folder)
+
+    def _clean(self) -> None:
+        """Remove what no pointer names and what an interrupted save left behind.
+
+        Where a pointer cannot be read, the folders it may have named stay.
+        """
+        if not self.folder.is_dir():
+            return
+        last, best = read_pointer(self.folder, "last"), read_pointer(self.folder, "best")
+        kept = {name for p in (last, best) if p for name in (p["folder"], *p["older"])}
+        for path in list(self.folder.iterdir()):
+            pointer = best if path.name.startswith("best-") else last
+            if FOLDER_NAME.fullmatch(path.name) and path.name not in kept and pointer:
+                with contextlib.suppress(
+                    OSError
+                ):  # deleting is tidiness; a save must not fail by it
+                    # Renamed first, so that half a checkpoint never bears a real name.
+                    path.rename(self.folder / f"{STALE}{path.name}")
+        for path in self.folder.glob(f"{STALE}*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _full(self, needed: int) -> UserError:
+        free = shutil.disk_usage(self.folder).free
+        return UserError(
+            f"the disk is full: a checkpoint in {self.folder} needs {needed:,} bytes and {free:,} "
+            "are free; the earlier checkpoint is kept; make room or set checkpoint.replay=False"
+        )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Json:
+    """Write one safetensors file, streaming, and return its size and digest.
+
+    The format is a length, a JSON header and the raw bytes. `safetensors.torch.save_file` would
+    want all tensors on the CPU at once, refuse those that share memory, hide a full disk behind an
+    error of its own and leave the digest to a second pass over the file.
+    """
+    # Widest elements first keeps every tensor aligned to its element size, as readers demand.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Json] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + _bytes(tensor)
+        offsets, shape = [start, end], list(tensor.shape)
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    with path.open("xb") as file:
+        for data in (len(text).to_bytes(8, "little"), text):
+            file.write(data)
+            digest.update(data)
+        for _, tensor in ordered:
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+            for start in range(0, raw.numel(), CHUNK):
+                piece = raw[start : start + CHUNK].cpu().numpy().data
+                file.write(piece)
+                digest.update(piece)
+        _sync_file(file)
+    return {"bytes": 8 + len(text) + end, "blake2b": digest.hexdigest()}
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        _sync_file(file)
+
+
+def _sync_file(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable (Windows has no way to, and no need)."""
+    if os.name != "nt":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

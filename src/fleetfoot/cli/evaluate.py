@@ -1,0 +1,46 @@
+"""`fleetfoot evaluate RUN`"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from fleetfoot.cli.form import parse
+from fleetfoot.cli.run_folder import take_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Run whole greedy episodes of a run's policy: fleetfoot evaluate RUN [options]."""
+
+    episodes: int = 20
+    """Whole episodes to run."""
+    which: Literal["best", "last"] = "best"
+    """Which checkpoint."""
+    seed: int | None = None
+    """Seed of the environments; by default the run's own evaluation seed."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:K."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    folder, rest = take_run(args, "evaluate")
+    options = parse(Options, rest, "fleetfoot evaluate RUN")
+    assert folder is not None  # `--help` has left already
+    from fleetfoot import api
+
+    done = api.evaluate_run(
+        folder,
+        episodes=options.episodes,
+        which=options.which,
+        seed=options.seed,
+        device=options.device,
+    )
+    returns = [float(value) for value in done.returns]
+    spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    print(
+        f"return {done.mean_return:,.1f} ± {spread:,.1f} over {len(returns)} episodes "
+        f"(from {min(returns):,.1f} to {max(returns):,.1f}; {options.which} checkpoint of {folder})"
+    )
+    return 0

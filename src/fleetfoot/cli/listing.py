@@ -1,0 +1,49 @@
+"""`fleetfoot list`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from fleetfoot.cli.form import parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The recipes and the environments there are."""
+
+    what: tyro.conf.Positional[Literal["all", "recipes", "environments"]] = "all"
+    """What to list."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    options = parse(Options, args, "fleetfoot list")
+    # After the arguments were understood: these import torch and the simulators.
+    from rich.console import Console
+    from rich.table import Table
+
+    from fleetfoot import recipes
+    from fleetfoot.envs import gym, mujoco, tensor
+
+    console = Console()
+    if options.what != "environments":
+        table = Table(title="recipes (fleetfoot train NAME)", title_justify="left", box=None)
+        table.add_column("name", no_wrap=True)
+        table.add_column("what it is")
+        for name in recipes.names():
+            table.add_row(name, recipes.describe(name))
+        console.print(table)
+    if options.what == "all":
+        console.print()
+    if options.what != "recipes":
+        table = Table(title="environments (--env PART)", title_justify="left", box=None)
+        table.add_column("part", no_wrap=True)
+        table.add_column("option", no_wrap=True)
+        table.add_column("its values")
+        table.add_row("MuJoCoConfig", "--env.task", ", ".join(mujoco.names()))
+        table.add_row("TensorConfig", "--env.task", ", ".join(tensor.names()))
+        table.add_row("GymConfig", "--env.id", ", ".join(gym.names()))
+        console.print(table)
+    return 0

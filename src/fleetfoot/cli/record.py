@@ -1,0 +1,46 @@
+"""`fleetfoot record RUN`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fleetfoot.cli.form import parse
+from fleetfoot.cli.run_folder import take_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Film a run's policy: fleetfoot record RUN [options]."""
+
+    out: Path | None = None
+    """The MP4 to write; by default in the run's videos/."""
+    seconds: float = 10.0
+    """Simulated seconds to film."""
+    which: Literal["best", "last"] = "best"
+    """Which checkpoint."""
+    seed: int | None = None
+    """Seed of the environment; by default the run's own evaluation seed."""
+    strip: Path | None = None
+    """Also write four frames side by side to this PNG."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    folder, rest = take_run(args, "record")
+    options = parse(Options, rest, "fleetfoot record RUN")
+    assert folder is not None  # `--help` has left already
+    from fleetfoot import api
+
+    path = api.record_run(
+        folder,
+        options.out,
+        seconds=options.seconds,
+        which=options.which,
+        seed=options.seed,
+        strip=options.strip,
+    )
+    print(f"video  {path}")
+    if options.strip is not None:
+        print(f"strip  {options.strip}")
+    return 0

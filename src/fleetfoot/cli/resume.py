@@ -1,0 +1,37 @@
+"""`fleetfoot resume RUN [--total-vec-steps ...]`"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from fleetfoot import api
+from fleetfoot.cli.form import parse_recipe
+from fleetfoot.cli.run_folder import take_run
+from fleetfoot.cli.train import finish
+from fleetfoot.cli.usage import show_usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    restart: bool = False
+    """Train from the start a run that was stopped before its first checkpoint."""
+    video: bool = True
+    """Film the best policy at the end."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    folder, rest = take_run(args, "resume")
+    if folder is None:
+        return show_usage(
+            "resume RUN [--total-vec-steps ...] [--restart] [--no-video]",
+            "Go on from a run's last checkpoint. Fields that may change: "
+            f"{', '.join(api.RESUMABLE)}; fleetfoot resume RUN --help shows their values.",
+        )
+    stored = api.read_recipe(folder)
+    # Every field is understood, so that one that may not change gets its reason; the help shows those that may.
+    fixed = ["name"]
+    if {"-h", "--help"} & set(rest):
+        fixed = [f.name for f in dataclasses.fields(stored) if f.name not in api.RESUMABLE]
+    recipe, options = parse_recipe(stored, Options, rest, f"fleetfoot resume {folder}", fixed)
+    return finish(api.resume_as(folder, recipe, restart=options.restart), options.video, imports)

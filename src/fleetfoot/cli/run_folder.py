@@ -1,0 +1,48 @@
+"""What the commands that take a run folder share: finding it, and telling the user how to go on with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetfoot.part import UserError, nearest
+
+
+def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
+    """The run folder that a command's arguments start with, and the arguments after it; None before `--help`."""
+    if args and args[0] in ("-h", "--help"):
+        return None, args
+    if not args or args[0].startswith("-"):
+        raise UserError(f"which run? fleetfoot {command} RUN{_newest()}")
+    folder = Path(args[0])
+    if not folder.is_dir():
+        names = [str(path) for path in folder.parent.glob("*/") if (path / "recipe.json").exists()]
+        raise UserError(f"there is no run folder {folder}.{nearest(str(folder), names)}")
+    return folder, args[1:]
+
+
+def _newest() -> str:
+    runs = [path.parent for path in Path("runs").glob("*/recipe.json")]
+    if not runs:
+        return " (there are none under runs/ yet)."
+    return f", for instance {max(runs, key=lambda path: path.stat().st_mtime)}."
+
+
+def command_line(command: str, folder: Path, *rest: str, imports: Sequence[str] = ()) -> str:
+    """A command to copy, with the user's own modules where the run needs them."""
+    words = [program("fleetfoot"), command, str(folder), *rest]
+    for module in imports:
+        words += ["--import", module]
+    return shlex.join(words)
+
+
+def program(name: str) -> str:
+    """How to call an installed command from here: by name, or by path where its environment is not active."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) or not beside.exists():
+        return name
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)

@@ -1,0 +1,90 @@
+"""`fleetfoot train [RECIPE] [--field value ...]`"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetfoot import api, recipes
+from fleetfoot.cli.form import parse_recipe
+from fleetfoot.cli.main import INTERRUPTED, import_own
+from fleetfoot.cli.run_folder import command_line, program
+from fleetfoot.log import curve, plot_text
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Recipe, Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    folder: Path | None = None
+    """Run folder; by default a new one under runs/."""
+    video: bool = True
+    """Film the best policy at the end."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    name = recipes.DEFAULT
+    if args and not args[0].startswith("-"):
+        name, *args = args
+    api.load_own_parts()
+    module = name.partition(":")[0] if ":" in name else None
+    start = own_recipe(name) if module else recipes.get(name)
+    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
+    result = api.train(recipe, options.folder)
+    return finish(result, options.video, [*imports, *([module] if module else [])])
+
+
+def own_recipe(name: str) -> Recipe:
+    """A recipe from the user's own module, as `module:recipe`; a function without arguments that makes one will do."""
+    module_name, _, attribute = name.partition(":")
+    module = import_own(module_name)
+    if not hasattr(module, attribute):
+        found = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
+        raise UserError(
+            f"module {module_name} has no {attribute!r}; its recipes: {', '.join(found) or 'none'}."
+        )
+    value = getattr(module, attribute)
+    recipe = value() if callable(value) else value
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"{name} is a {type(recipe).__name__}, not a Recipe.")
+    return recipe
+
+
+def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
+    """Say what came out, where it lies and how to go on."""
+    folder = result.folder
+    film: Path | None = None
+    if video and result.finished:
+        try:
+            film = api.record_run(folder)
+        except UserError as why:
+            print(f"fleetfoot: no video: {why}", file=sys.stderr)
+    print(report(result, film, imports))
+    return 0 if result.finished else INTERRUPTED
+
+
+def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> str:
+    folder = result.folder
+    lines = []
+    if points := curve(folder) if (folder / "metrics.jsonl").exists() else []:
+        lines += ["", plot_text(points), ""]
+    if not math.isnan(result.last_return):
+        lines.append(f"return       last {result.last_return:,.1f}, best {result.best_return:,.1f}")
+    lines.append(f"checkpoint   {folder / 'checkpoints'}")
+    lines.append(f"TensorBoard  {folder / 'tensorboard'}")
+    if film is not None:
+        lines.append(f"video        {film}")
+    more = ["--total-vec-steps", str(2 * result.counters.vec_steps)] if result.finished else []
+    lines += [
+        "",
+        "finished; to go on:" if result.finished else "interrupted and saved; to go on:",
+        "  " + command_line("resume", folder, *more, imports=imports),
+        "  " + command_line("evaluate", folder, imports=imports),
+        "  " + command_line("record", folder, imports=imports),
+        f"  {program('tensorboard')} --logdir {shlex.quote(str(folder))}",
+    ]
+    return "\n".join(lines)

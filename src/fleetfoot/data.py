@@ -1,0 +1,111 @@
+"""The named bundles that travel through the library. Nothing here computes.
+
+Shape letters, here and everywhere: N environments, B batch rows, E ensemble members, A action size, K atoms,
+T ring length, n steps of the return. A *vec step* is one step of all N environments, an *env step* is one row of it,
+an *update* is one call of `Agent.update`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """Actions are float32 in [-1, 1]^size; the adapter maps them onto the simulator's own bounds."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Actions are int64 in 0..count-1."""
+
+    count: int
+
+
+Action: TypeAlias = Continuous | Discrete
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What the rest of the library may know about an environment set."""
+
+    name: str
+    num_envs: int
+    obs_shape: tuple[int, ...]  # what the actor sees, one environment: (D,) or an image (C, H, W)
+    action: Action
+    device: torch.device
+    critic_shape: tuple[int, ...] | None = None  # None: the critic sees what the actor sees
+    critic_prefix: int = (
+        0  # the first so many critic features repeat the actor's first features; stored once
+    )
+    obs_dtype: torch.dtype = torch.float32  # torch.uint8 for images
+    episode_length: int | None = None  # vec steps until truncation, if there is a limit
+    tasks: tuple[str, ...] = ()  # names, for multi-task sets; empty otherwise
+    task_ids: tuple[
+        int, ...
+    ] = ()  # the task of each environment (it never changes); empty otherwise
+    exact_final_obs: bool = (
+        True  # False where the simulator loses the last observation of an episode
+    )
+    step_seconds: float = 0.05  # simulated time of one step, for video
+
+
+class Obs(NamedTuple):
+    """Observations of N environments (or of B batch rows)."""
+
+    actor: Tensor  # [N, *obs_shape]
+    critic: (
+        Tensor  # [N, *critic_shape]; the very same tensor as `actor` where nothing is privileged
+    )
+    task: Tensor | None = None  # [N] int64, in multi-task sets
+
+
+class Step(NamedTuple):
+    """What `VecEnv.step` returns. Every tensor is on `EnvSpec.device` and is not written to afterwards."""
+
+    obs: Obs  # what to act on now
+    next_obs: Obs  # what followed the action; differs from `obs` only where an episode ended
+    reward: Tensor  # [N] float32
+    terminated: Tensor  # [N] bool: the task itself ended; the future is worth nothing
+    truncated: (
+        Tensor  # [N] bool: the clock ended it (and `terminated` is False); the future goes on
+    )
+    info: dict[str, Tensor]  # [N] tensors for the log; no algorithm reads them
+
+
+class Transition(NamedTuple):
+    """One vec step, raw. Written to replay once."""
+
+    obs: Obs
+    action: Tensor  # [N, A] float32 or [N] int64, as executed
+    reward: Tensor  # [N]
+    terminated: Tensor  # [N] bool
+    truncated: Tensor  # [N] bool
+    next_obs: Obs
+    info: dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """What learning needs. Every target reads `reward + discount * next_value`."""
+
+    obs: Obs
+    action: Tensor  # [B, A] or [B]
+    reward: Tensor  # [B] discounted sum over the window
+    discount: Tensor  # [B] what is left of gamma: gamma^m after m steps, zero only after a true termination
+    next_obs: Obs  # what followed the window
+    weight: Tensor  # [B] importance of each row
+    row_id: Tensor  # [B] int64, for `Replay.reprioritize`
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one update tells. The metrics stay tensors on their device until the log reads them."""
+
+    metrics: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    td_error: Tensor | None = None  # [B] absolute, unweighted

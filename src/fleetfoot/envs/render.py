@@ -1,0 +1,205 @@
+"""Pictures of a MuJoCo model without a screen.
+
+OpenGL without a screen is EGL or OSMesa. Which one works is found out in a short child process,
+because a backend that fails cannot be unloaded again from this one. The variable MUJOCO_GL, when
+set, is obeyed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import platform
+import subprocess
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetfoot.part import UserError
+
+_MODULES = {"egl": "mujoco.egl", "osmesa": "mujoco.osmesa"}
+_PROBE = """
+import os, sys
+os.environ["MUJOCO_GL"] = sys.argv[1]
+import mujoco
+from mujoco.{backend} import GLContext
+gl = GLContext(16, 16)
+gl.make_current()
+model = mujoco.MjModel.from_xml_string("<mujoco/>")
+mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+os._exit(0)
+"""
+
+
+@functools.lru_cache(maxsize=1)
+def backend() -> str:
+    """'egl' or 'osmesa', or 'native' off Linux. Raises `UserError` where no picture can be made."""
+    if platform.system() != "Linux":
+        return "native"
+    asked = os.environ.get("MUJOCO_GL", "").lower().strip()
+    if asked in _MODULES:
+        candidates = [asked]
+    elif asked in ("", "glfw", "glx", "on", "1", "true", "enable", "enabled"):
+        candidates = list(_MODULES)
+    else:
+        raise UserError(f"MUJOCO_GL={asked} switches rendering off; unset it or use egl or osmesa")
+    for name in candidates:
+        if _works(name):
+            return name
+    raise UserError(
+        f"cannot draw without a screen: {' and '.join(candidates)} failed to start; "
+        "install one, for example "
+        "`apt-get install libegl1 libgl1-mesa-dri` (EGL) or `apt-get install libosmesa6` (OSMesa)"
+    )
+
+
+def _works(name: str) -> bool:
+    command = [sys.executable, "-c", _PROBE.format(backend=name), name]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@dataclass(frozen=True)
+class View:
+    """Where pictures are taken from.
+
+    A camera of the model, by default the one named "track" if there is one. Otherwise a camera that
+    looks at a body and goes with it; with `body="world"` it stands still.
+    """
+
+    camera: str = ""
+    body: str = ""  # empty: the first body of the model
+    distance: float = 0.0  # metres; 0: by the robot's size
+    azimuth: float = 90.0  # degrees; 90 looks along +y
+    elevation: float = -20.0
+
+
+def add_backdrop(spec: mujoco.MjSpec) -> None:
+    """Give models that were made without pictures in mind a sky and some light."""
+    skybox = mujoco.mjtTexture.mjTEXTURE_SKYBOX
+    if not any(texture.type == skybox for texture in spec.textures):
+        spec.add_texture(
+            name="fleetfoot_sky",
+            type=skybox,
+            builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+            rgb1=[0.75, 0.82, 0.9],
+            rgb2=[0.3, 0.4, 0.5],
+            width=64,
+            height=384,
+        )
+    if not spec.lights:
+        spec.visual.headlight.ambient = [0.4, 0.4, 0.4]
+        spec.visual.headlight.diffuse = [0.6, 0.6, 0.6]
+
+
+class Renderer:
+    """Draws one model. Make it once: the first picture takes about a second, later ones tens of
+    milliseconds.
+    """
+
+    def __init__(self, model: mujoco.MjModel, width: int, height: int, view: View) -> None:
+        model.vis.global_.offwidth = max(int(model.vis.global_.offwidth), width)
+        model.vis.global_.offheight = max(int(model.vis.global_.offheight), height)
+        self._model, self._data = model, mujoco.MjData(model)
+        self._view = mujoco.MjrRect(0, 0, width, height)
+        self._gl: Any = _context(width, height)
+        self._gl.make_current()
+        self._draw = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._draw)
+        self._scene = mujoco.MjvScene(model, maxgeom=2000)
+        self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
+        self._camera = _camera(model, view)
+        # The backend shuts down at exit and its contexts then complain; this runs before it does.
+        atexit.register(_close_if_alive, weakref.ref(self))
+
+    def picture(self, qpos: NDArray[np.float64], qvel: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """[height, width, 3]."""
+        self._data.qpos[:], self._data.qvel[:] = qpos, qvel
+        mujoco.mj_forward(self._model, self._data)
+        self._gl.make_current()
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        mujoco.mjv_updateScene(
+            self._model,
+            self._data,
+            self._option,
+            self._perturb,
+            self._camera,
+            everything,
+            self._scene,
+        )
+        mujoco.mjr_render(self._view, self._scene, self._draw)
+        frame = np.empty((self._view.height, self._view.width, 3), dtype=np.uint8)
+        mujoco.mjr_readPixels(frame, None, self._view, self._draw)
+        return np.ascontiguousarray(frame[::-1])  # OpenGL begins with the lowest row
+
+    def close(self) -> None:
+        if self._gl is not None:
+            self._gl.make_current()
+            self._draw.free()
+            self._gl.free()
+            self._gl = None
+
+
+def _close_if_alive(renderer: weakref.ref[Renderer]) -> None:
+    if (alive := renderer()) is not None:
+        alive.close()
+
+
+def _context(width: int, height: int) -> Any:
+    name = backend()
+    if name == "native":
+        return mujoco.gl_context.GLContext(width, height)
+    # MuJoCo chooses its own default when it is first imported; importing the backend itself works
+    # at any time.
+    os.environ["MUJOCO_GL"] = name
+    os.environ.setdefault("PYOPENGL_PLATFORM", name)
+    try:
+        module = __import__(_MODULES[name], fromlist=["GLContext"])
+        return module.GLContext(width, height)
+    except Exception as error:  # PyOpenGL raises many kinds
+        raise UserError(
+            f"{name} cannot start in this process, where another OpenGL is loaded; "
+            f"start again with MUJOCO_GL={name}"
+        ) from error
+
+
+def _camera(model: mujoco.MjModel, view: View) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, view.camera or "track")
+    if view.camera and index < 0:
+        raise UserError(f"the model has no camera named {view.camera!r}")
+    if index >= 0:
+        camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED.value, index
+        return camera
+    body = 1
+    if view.body:
+        body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, view.body)
+        if body < 0:
+            raise UserError(f"the model has no body named {view.body!r} for the camera to follow")
+    if body == 0:
+        camera.type, camera.lookat = mujoco.mjtCamera.mjCAMERA_FREE.value, model.stat.center
+    else:
+        camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING.value, body
+    camera.distance = view.distance or 3.0 * _radius(model)
+    camera.azimuth, camera.elevation = view.azimuth, view.elevation
+    return camera
+
+
+def _radius(model: mujoco.MjModel) -> float:
+    """Of the moving parts in their rest pose; the floor would make everything look small."""
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    moving = model.geom_bodyid > 0
+    if not moving.any():
+        return float(model.stat.extent)
+    places, sizes = data.geom_xpos[moving], model.geom_rbound[moving]
+    centre = places.mean(0)
+    return float((np.linalg.norm(places - centre, axis=1) + sizes).max())

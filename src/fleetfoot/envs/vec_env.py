@@ -1,0 +1,54 @@
+"""The environment contract. `fleetfoot.envs.check.check_env` tests an adapter against it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetfoot.data import EnvSpec, Obs, Step
+
+
+class VecEnv(Protocol):
+    """N environments that step together and restart by themselves.
+
+    The tensors handed out belong to the caller: a later step never writes to them.
+    """
+
+    spec: EnvSpec
+
+    def reset(self) -> Obs:
+        """Start a new episode everywhere."""
+        ...
+
+    def step(self, action: Tensor) -> Step:
+        """Execute `action` ([N, A] in [-1, 1], or [N] int64) and restart the environments whose episode ended."""
+        ...
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """All that is needed to go on exactly (simulator, clocks, random states), or None where
+        the simulator cannot tell."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        """Go back to a saved state; returns the observations to act on, as `reset` does."""
+        ...
+
+    def render(self, index: int = 0) -> NDArray[np.uint8]:
+        """A picture [H, W, 3] of one environment. Raises `UserError` where that is impossible."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EnvConfig(Protocol):
+    """The part of a recipe that names an environment."""
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> VecEnv: ...
+
+    def for_evaluation(self) -> EnvConfig:
+        """The same task without what only training should see (randomisation, clipped or reshaped rewards)."""
+        ...

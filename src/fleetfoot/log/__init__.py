@@ -1,0 +1,82 @@
+"""The log: the one place where metrics leave their device.
+
+`meter` accumulates them without waiting for the device and reads them once per interval, `sinks`
+are where the numbers go, `console` is the one a person watches, `curve` reads them back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fleetfoot.log.console import Console
+from fleetfoot.log.curve import Point, curve, plot_text
+from fleetfoot.log.episodes import EpisodeStats
+from fleetfoot.log.meter import EVAL_RETURN, Counters, Log, Mean, NonFinite, Sink
+from fleetfoot.log.sinks import JsonLines, TensorBoard, WandB
+from fleetfoot.part import UserError, part
+
+__all__ = [
+    "EVAL_RETURN",
+    "Console",
+    "Counters",
+    "EpisodeStats",
+    "JsonLines",
+    "Log",
+    "LogConfig",
+    "Mean",
+    "NonFinite",
+    "Point",
+    "Sink",
+    "TensorBoard",
+    "WandB",
+    "curve",
+    "plot_text",
+]
+
+
+@part
+class LogConfig:
+    """How often metrics are read and where they go besides metrics.jsonl."""
+
+    every_vec_steps: int = 100  # counted in steps, not seconds: the same run gives the same lines
+    tensorboard: bool = True
+    wandb_project: str = ""  # empty: no W&B
+    console: bool = True
+    console_seconds: float = 10.0  # between two plain lines where there is no terminal
+
+    def __post_init__(self) -> None:
+        if self.every_vec_steps < 1:
+            raise UserError(f"log.every_vec_steps is {self.every_vec_steps}; give 1 or more")
+        if self.console_seconds < 0:
+            raise UserError(f"log.console_seconds is {self.console_seconds}; give 0 or more")
+
+    def build(
+        self,
+        folder: Path,
+        *,
+        total_vec_steps: int,
+        recipe_json: Any = None,
+        resumed: Counters | None = None,
+        best: float | None = None,
+    ) -> Log:
+        """The log of the run in `folder`.
+
+        `resumed` are the counters of the checkpoint a run goes on from (all zero where it begins
+        again): lines after them are dropped. `best` is the best evaluation so far.
+        """
+        lines = JsonLines(folder / "metrics.jsonl")
+        if resumed is not None:
+            lines.truncate_after(resumed.vec_steps)
+        elif lines.path.exists():
+            raise UserError(
+                f"{lines.path} belongs to another run; resume that run or choose another folder"
+            )
+        sinks: list[Sink] = [lines]
+        if self.wandb_project:  # before those that open files: it is the one that may be missing
+            sinks.append(WandB(self.wandb_project, folder, config=recipe_json))
+        if self.tensorboard:
+            sinks.append(TensorBoard(folder / "tensorboard", resumed=resumed))
+        if self.console:
+            sinks.append(Console(total_vec_steps, every_seconds=self.console_seconds, best=best))
+        return Log(sinks, every_vec_steps=self.every_vec_steps)

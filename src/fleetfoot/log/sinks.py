@@ -1,0 +1,130 @@
+"""Where metrics go: a file of JSON lines, TensorBoard, W&B."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from fleetfoot.log.meter import Counters
+from fleetfoot.part import UserError
+
+
+class JsonLines:
+    """One JSON object per flush, counters and metrics side by side, safe on disk line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        line = json.dumps({**metrics, **asdict(counters)}, allow_nan=False) + "\n"
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def truncate_after(self, vec_steps: int) -> None:
+        """Drop the lines after a checkpoint, and a last line that a kill cut short."""
+        self.close()
+        if not self.path.exists():
+            return
+        kept = [json.dumps(line) + "\n" for line in read_lines(self.path, vec_steps)]
+        hidden = self.path.with_name(f".tmp-{self.path.name}")
+        try:
+            with hidden.open("w", encoding="utf-8") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(hidden, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                hidden.unlink()
+            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_lines(path: Path, until_vec_steps: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a metrics.jsonl, in order, optionally only up to a vec step."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    lines = []
+    for raw in text.splitlines():
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("vec_steps"), int):
+            lines.append(line)
+    return [x for x in lines if until_vec_steps is None or x["vec_steps"] <= until_vec_steps]
+
+
+class TensorBoard:
+    """Event files; the horizontal axis is env steps, which compares runs of any number of envs."""
+
+    def __init__(self, folder: Path, *, resumed: Counters | None = None) -> None:
+        # Imported here: it takes seconds, and many runs do without.
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Readers hide earlier events from the purge step on.
+        purge = None if resumed is None else resumed.env_steps + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge)
+
+    def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        rest = {"train/updates": counters.updates, "train/seconds": counters.train_seconds}
+        for name, value in {**metrics, **rest}.items():
+            self._writer.add_scalar(name, value, counters.env_steps)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run at Weights & Biases. Its id is kept in the run folder, so that a resume goes on in it."""
+
+    def __init__(self, project: str, folder: Path, *, config: Any = None) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "W&B logging needs the wandb package: pip install 'fleetfoot[wandb]'"
+            ) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        known = folder / "wandb-id.txt"
+        if not known.exists():
+            known.write_text(secrets.token_hex(4))
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=folder.name,
+                id=known.read_text().strip(),
+                resume="allow",
+                dir=str(folder),
+                config=config,
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"W&B did not start: {reason}; run `wandb login` or set WANDB_MODE=offline"
+            ) from error
+
+    def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        self._run.log({**metrics, **asdict(counters)}, step=counters.env_steps)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,74 @@
+"""From observations to features: normalise, and add the vector of the task where there are tasks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.data import EnvSpec, Obs
+from fleetfoot.nn.embed import TaskEmbedding
+from fleetfoot.nn.network import Network, NetworkConfig
+from fleetfoot.nn.normalize import Identity, RunningNorm
+
+
+class Encoder(nn.Module):
+    """Obs -> features [B, size], as the actor or the critic sees them."""
+
+    def __init__(
+        self, spec: EnvSpec, view: Literal["actor", "critic"], norm: nn.Module, embedding: int
+    ):
+        super().__init__()
+        shape = (spec.critic_shape or spec.obs_shape) if view == "critic" else spec.obs_shape
+        tasks = len(spec.tasks)
+        self.view = view
+        self.norm = norm
+        self.embed = TaskEmbedding(tasks, embedding) if tasks else None
+        self.size = shape[0] + (embedding if tasks else 0)
+
+    def forward(self, obs: Obs) -> Tensor:
+        x: Tensor = self.norm(obs.actor if self.view == "actor" else obs.critic)
+        if self.embed is not None:
+            x = torch.cat([x, self.embed(obs.task)], dim=-1)
+        return x
+
+    def constrain_(self) -> None:
+        if self.embed is not None:
+            self.embed.constrain_()
+
+
+class QNetwork(nn.Module):
+    """(Obs, action) -> [E, B, outputs]: an ensemble of critics as one batched network."""
+
+    def __init__(
+        self, encoder: Encoder, net: NetworkConfig, actions: int, outputs: int, members: int
+    ):
+        super().__init__()
+        self.encoder = encoder
+        self.net: Network = net.build(encoder.size + actions, outputs, members=members)
+
+    def forward(self, obs: Obs, action: Tensor) -> Tensor:
+        return self.net(torch.cat([self.encoder(obs), action], dim=-1))
+
+    def constrain_(self) -> None:
+        self.encoder.constrain_()
+        self.net.constrain_()
+
+
+class ObsNorms(nn.Module):
+    """The running statistics of what actor and critic see; one and the same where both see the same."""
+
+    def __init__(self, spec: EnvSpec, enabled: bool):
+        super().__init__()
+
+        def make(shape: tuple[int, ...]) -> RunningNorm | Identity:
+            return RunningNorm(shape) if enabled else Identity()
+
+        self.actor = make(spec.obs_shape)
+        self.critic = self.actor if spec.critic_shape is None else make(spec.critic_shape)
+
+    def update(self, obs: Obs) -> None:
+        self.actor.update(obs.actor)
+        if self.critic is not self.actor:
+            self.critic.update(obs.critic)

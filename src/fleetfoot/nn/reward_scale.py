@@ -1,0 +1,59 @@
+"""Reward normalisation by the spread of returns, for all environments together or for each task."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RewardScale(nn.Module):
+    """Divide rewards by max(std(G), max|G| / g_max), where G is the running discounted return of each environment.
+
+    G <- gamma (1 - ended) G + r, kept per environment. Its statistics are kept per task, over all environments of that
+    task; without tasks there is one. g_max is what the value support can hold.
+    """
+
+    returns: Tensor
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    largest: Tensor
+    divisor: Tensor
+
+    def __init__(self, num_envs: int, tasks: int, gamma: float, g_max: float):
+        super().__init__()
+        self.gamma, self.g_max = gamma, g_max
+        self.register_buffer("returns", torch.zeros(num_envs, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(tasks, dtype=torch.float64))
+        self.register_buffer("variance", torch.zeros(tasks, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(tasks, dtype=torch.float64))
+        self.register_buffer("largest", torch.zeros(tasks, dtype=torch.float64))
+        self.register_buffer("divisor", torch.ones(tasks))
+
+    @torch.no_grad()
+    def update(self, reward: Tensor, ended: Tensor, task: Tensor | None) -> None:
+        """Take in one vec step: reward [N], ended [N] bool, task [N] or None."""
+        if task is None:
+            task = torch.zeros_like(ended, dtype=torch.int64)
+        self.returns.mul_(self.gamma).add_(reward)
+        rows = torch.zeros_like(self.count).index_add_(0, task, torch.ones_like(self.returns))
+        sums = torch.zeros_like(self.count).index_add_(0, task, self.returns)
+        present = rows > 0
+        batch_mean = sums / rows.clamp(min=1)
+        off = (self.returns - batch_mean[task]).square()
+        squares = torch.zeros_like(self.count).index_add_(0, task, off)
+        total = self.count + rows
+        delta = batch_mean - self.mean
+        merged = self.variance * self.count + squares
+        merged += delta.square() * self.count * rows / total.clamp(min=1)
+        self.mean += torch.where(present, delta * rows / total.clamp(min=1), 0.0)
+        self.variance.copy_(torch.where(present, merged / total.clamp(min=1), self.variance))
+        self.count.copy_(total)
+        self.largest.scatter_reduce_(0, task, self.returns.abs(), "amax")
+        self.returns.mul_(~ended)
+        spread = torch.maximum(self.variance.sqrt(), self.largest / self.g_max)
+        self.divisor.copy_(torch.where((self.count > 0) & (spread > 0), spread, 1.0))
+
+    def forward(self, reward: Tensor, task: Tensor | None) -> Tensor:
+        """Rewards [B] (or folded returns) in the units that the critic learns."""
+        return reward / (self.divisor[0] if task is None else self.divisor[task])

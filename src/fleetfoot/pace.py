@@ -1,0 +1,46 @@
+"""The ratio of learning to collecting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleetfoot.part import UserError, part
+
+
+@part
+class PaceConfig:
+    updates_per_vec_step: float = 2.0
+    """Updates after each vec step; 0.25 means one update every four steps."""
+    warmup_vec_steps: int = 10
+    """Vec steps collected before the first update."""
+
+    def build(self) -> Pace:
+        if self.updates_per_vec_step < 0:
+            raise UserError(
+                f"pace.updates_per_vec_step cannot be negative ({self.updates_per_vec_step})."
+            )
+        return Pace(self)
+
+    def updates_after(self, vec_steps: int) -> int:
+        """Updates that a run of so many vec steps makes."""
+        return int(max(0, vec_steps - self.warmup_vec_steps) * self.updates_per_vec_step)
+
+
+class Pace:
+    """Says how many updates are due. Over any stretch the count is exact to one update."""
+
+    def __init__(self, cfg: PaceConfig):
+        self.cfg = cfg
+        self.vec_steps = 0
+
+    def owed(self) -> int:
+        """Call once per vec step; returns the updates due after it."""
+        before = self.cfg.updates_after(self.vec_steps)
+        self.vec_steps += 1
+        return self.cfg.updates_after(self.vec_steps) - before
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"vec_steps": self.vec_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.vec_steps = state["vec_steps"]

@@ -1,0 +1,82 @@
+"""Parts: the frozen dataclasses a recipe is made of, and their way to JSON and back.
+
+A part's class is found by its name in a table that only `@part` fills. Reading a recipe from disk therefore never
+imports anything the file names: a class must have been imported by the program that reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+PARTS: dict[str, type] = {}
+
+
+class UserError(Exception):
+    """Something the user can put right. The command line prints it as one line and exits with code 2."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def part(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, keyword-only dataclass that recipes can hold and JSON can carry."""
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    known = PARTS.setdefault(cls.__name__, made)
+    if (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
+        raise TypeError(
+            f"two parts are named {cls.__name__}: {known.__module__} and {made.__module__}"
+        )
+    PARTS[cls.__name__] = made
+    return made
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """' Did you mean ...?' for a misspelt name, or the empty string when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def to_json(value: Any) -> Any:
+    """A tree of dictionaries, lists, strings and numbers that `from_json` turns back into the same value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"part": type(value).__name__, **fields}
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"{value!r} cannot be written to JSON; parts hold numbers, strings, tuples, dicts and parts"
+    )
+
+
+def from_json(tree: Any) -> Any:
+    """The inverse of `to_json`. Lists become tuples, since parts are frozen."""
+    if isinstance(tree, dict) and "part" in tree:
+        name = tree["part"]
+        if name not in PARTS:
+            raise UserError(
+                f"this recipe holds a part named {name!r} that is not loaded.{nearest(name, PARTS)} "
+                "If it is your own, import the module that defines it first (command line: --import MODULE)."
+            )
+        cls = PARTS[name]
+        known = {f.name for f in dataclasses.fields(cls)}
+        given = {k: from_json(v) for k, v in tree.items() if k != "part"}
+        if unknown := sorted(set(given) - known):
+            raise UserError(f"{name} has no field {unknown[0]!r}.{nearest(unknown[0], known)}")
+        return cls(**given)
+    if isinstance(tree, dict):
+        return {k: from_json(v) for k, v in tree.items()}
+    if isinstance(tree, list):
+        return tuple(from_json(v) for v in tree)
+    return tree
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(to_json(value), indent=2) + "\n"

@@ -1,0 +1,137 @@
+"""A recipe: one value that says everything about a run.
+
+from dataclasses import replace
+from fleetfoot import recipes, train
+
+result = train(replace(recipes.get("fast_td3/halfcheetah"), seed=3))
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fleetfoot.agents.agent import AgentConfig
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.vec_env import EnvConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import ExplorerConfig
+from fleetfoot.log import Counters, LogConfig
+from fleetfoot.pace import PaceConfig
+from fleetfoot.part import UserError, part
+from fleetfoot.replay.replay import ReplayConfig
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished (or interrupted) run leaves in memory; everything else is in its folder."""
+
+    folder: Path
+    policy: nn.Module
+    counters: Counters
+    last_return: float  # mean return of the last evaluation, NaN if there was none
+    best_return: float
+    finished: bool  # False after Ctrl-C
+
+
+class TopologyConfig(Protocol):
+    """How the loop collect -> append -> sample -> update is spread over threads, processes and machines."""
+
+    def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
+        """Train from the start, or from a checkpoint's `state`."""
+        ...
+
+
+class Seeds(NamedTuple):
+    """Independent seeds for the parts of a run, all from one number."""
+
+    env: int
+    evaluation: int
+    agent: int
+    explorer: int
+    replay: int
+
+    @staticmethod
+    def of(seed: int) -> Seeds:
+        words = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
+        return Seeds(*(int(word) for word in words))
+
+
+@part
+class Recipe:
+    """Everything about a run. Recipes with equal values give equal weights on CPU."""
+
+    name: str
+    """The recipe's name; the run folder is called after it."""
+    env: EnvConfig
+    agent: AgentConfig
+    explorer: ExplorerConfig
+    replay: ReplayConfig
+    pace: PaceConfig
+    topology: TopologyConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    log: LogConfig = LogConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    num_envs: int
+    """Environments stepped together (N)."""
+    batch_size: int
+    """Rows of one update (B), drawn from all environments."""
+    total_vec_steps: int
+    """Length of the run in steps of all environments together."""
+    gamma: float = 0.99
+    """Discount of one step."""
+    seed: int = 0
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:K."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """bf16: matrix products under autocast, float32 master weights."""
+    compile: bool = False
+    """Compile the losses with torch.compile (needs a C++ compiler on CPU)."""
+    threads: int = 0
+    """CPU threads of torch; 0: as many as there are usable cores."""
+
+    def torch_device(self) -> torch.device:
+        return resolve_device(self.device)
+
+    def seeds(self) -> Seeds:
+        return Seeds.of(self.seed)
+
+    def total_updates(self) -> int:
+        return max(1, self.pace.updates_after(self.total_vec_steps))
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is built."""
+        positive = ("num_envs", "batch_size", "total_vec_steps")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise UserError(f"gamma must lie between 0 and 1, not {self.gamma}.")
+        self.torch_device()
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:K.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "device cuda was asked for, but torch sees no GPU; use --device cpu or auto."
+        )
+    return device
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

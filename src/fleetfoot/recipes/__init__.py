@@ -1,0 +1,32 @@
+"""The named recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fleetfoot.part import UserError, nearest
+from fleetfoot.recipe import Recipe
+from fleetfoot.recipes import fast_sac, fast_td3
+
+DEFAULT = "fast_td3/halfcheetah"
+
+_RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {**fast_td3.RECIPES, **fast_sac.RECIPES}
+
+
+def names() -> list[str]:
+    return list(_RECIPES)
+
+
+def get(name: str) -> Recipe:
+    """The recipe of this name; change it with `dataclasses.replace`."""
+    if name not in _RECIPES:
+        raise UserError(
+            f"there is no recipe named {name!r}.{nearest(name, _RECIPES)} "
+            "`fleetfoot list` shows them all."
+        )
+    return _RECIPES[name][1]()
+
+
+def describe(name: str) -> str:
+    """One line about a recipe."""
+    return _RECIPES[name][0]

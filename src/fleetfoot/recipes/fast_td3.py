@@ -1,0 +1,95 @@
+"""FastTD3 recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fleetfoot.agents.fast_td3 import FastTD3Config
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.mujoco import MuJoCoConfig
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import NoiseLadderConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.optim import AdamWConfig
+from fleetfoot.pace import PaceConfig
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
+
+
+def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Recipe:
+    """Gymnasium's MuJoCo tasks on a few CPU cores: small networks and batches, few environments."""
+    optim = AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.01)
+    agent = FastTD3Config(
+        v_min=-value,
+        v_max=value,
+        atoms=51,
+        tau=0.02,
+        policy_noise=0.1,
+        noise_clip=0.3,
+        policy_net=MLPConfig(hidden=(256, 256), head_std=0.01),
+        critic_net=MLPConfig(hidden=(256, 256)),
+        policy_optim=optim,
+        critic_optim=optim,
+    )
+    fields: dict[str, Any] = {
+        "name": f"fast_td3/{task.split('-')[0].lower()}",
+        "env": MuJoCoConfig(task=task),
+        "agent": agent,
+        "explorer": NoiseLadderConfig(std_min=0.05, std_max=0.6),
+        "replay": ReplayConfig(capacity=1_000_000, n_step=3),
+        "pace": PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
+        "topology": SynchronousConfig(),
+        "evaluation": EvaluationConfig(every_vec_steps=total_vec_steps // 10, episodes=8),
+        "checkpoint": CheckpointConfig(every_vec_steps=total_vec_steps // 5),
+        "num_envs": 64,
+        "batch_size": 256,
+        "total_vec_steps": total_vec_steps,
+    }
+    return Recipe(**(fields | changes))
+
+
+def pendulum() -> Recipe:
+    """The tensor pendulum: solved in about half a minute on one core."""
+    optim = AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.01)
+    return Recipe(
+        name="fast_td3/pendulum",
+        env=TensorConfig(task="pendulum"),
+        agent=FastTD3Config(
+            v_min=-300.0,
+            v_max=0.0,
+            atoms=51,
+            tau=0.05,
+            policy_noise=0.1,
+            policy_net=MLPConfig(hidden=(64, 64), head_std=0.01),
+            critic_net=MLPConfig(hidden=(128, 128)),
+            policy_optim=optim,
+            critic_optim=optim,
+        ),
+        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.8),
+        replay=ReplayConfig(capacity=200_000),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=20),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=500, episodes=32),
+        log=LogConfig(every_vec_steps=50),
+        checkpoint=CheckpointConfig(every_vec_steps=500),
+        num_envs=128,
+        batch_size=512,
+        total_vec_steps=1_500,
+    )
+
+
+RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    "fast_td3/halfcheetah": (
+        "HalfCheetah-v5 on CPU cores: the default",
+        lambda: mujoco("HalfCheetah-v5", 600.0, 15_000),
+    ),
+    "fast_td3/walker2d": (
+        "Walker2d-v5 on CPU cores",
+        lambda: mujoco("Walker2d-v5", 500.0, 15_000),
+    ),
+    "fast_td3/pendulum": ("pendulum swing-up written in torch: solved in a minute", pendulum),
+}

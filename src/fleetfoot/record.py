@@ -1,0 +1,106 @@
+"""Films of a policy: MP4 for people, PNG strips for pages.
+
+frames = list(film(policy, env, seconds=10))
+write_mp4(frames, frame_rate(env.spec), Path("policy.mp4"))
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import imageio_ffmpeg
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from fleetfoot.data import EnvSpec
+from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.part import UserError
+
+Frame: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
+
+FASTEST = 50.0  # frames per second; more is not seen, and rendering is the slow part
+
+
+def steps_per_frame(spec: EnvSpec) -> int:
+    """How many steps pass between two frames, so that a film in real time stays at `FASTEST` or below."""
+    return max(1, math.ceil(1.0 / (FASTEST * spec.step_seconds) - 1e-9))
+
+
+def frame_rate(spec: EnvSpec) -> float:
+    """Frames per second at which the film shows simulated time as it passes."""
+    return 1.0 / (spec.step_seconds * steps_per_frame(spec))
+
+
+@torch.no_grad()
+def film(policy: nn.Module, env: VecEnv, seconds: float) -> Iterator[Frame]:
+    """Frames of environment 0 for so many simulated seconds from a reset, into later episodes where one ends."""
+    if not seconds > 0:
+        raise UserError(f"a film of {seconds} seconds shows nothing; give more than 0.")
+    skip = steps_per_frame(env.spec)
+    obs = env.reset()
+    for step in range(math.ceil(seconds / env.spec.step_seconds)):
+        if step % skip == 0:
+            yield env.render(0)
+        obs = env.step(policy(obs)).obs
+
+
+def write_mp4(frames: Iterable[Frame], fps: float, path: Path) -> Path:
+    """Encode as H.264 that every browser plays. A film that was not finished leaves nothing at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.stem}.partial.mp4")
+    writer = None
+    try:
+        for frame in frames:
+            picture = _even(frame)
+            if writer is None:
+                writer = imageio_ffmpeg.write_frames(
+                    str(hidden),
+                    (picture.shape[1], picture.shape[0]),
+                    fps=fps,
+                    codec="libx264",
+                    pix_fmt_out="yuv420p",
+                    macro_block_size=2,
+                    ffmpeg_log_level="error",
+                    output_params=["-movflags", "+faststart"],
+                )
+                writer.send(None)
+            writer.send(picture)
+        if writer is None:
+            raise UserError("a film needs at least one frame.")
+        writer.close()
+        os.replace(hidden, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        if writer is not None:
+            writer.close()
+        hidden.unlink(missing_ok=True)
+    return path
+
+
+def strip(frames: Sequence[Frame], path: Path, count: int = 4) -> Path:
+    """`count` frames, evenly spread from the first to the last, side by side in one PNG."""
+    if len(frames) < count:
+        raise UserError(f"a strip of {count} frames cannot be cut from {len(frames)}.")
+    chosen = np.linspace(0, len(frames) - 1, count).round().astype(int)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.stem}.partial.png")
+    try:
+        Image.fromarray(np.concatenate([frames[i] for i in chosen], axis=1)).save(hidden)
+        os.replace(hidden, path)
+    finally:
+        hidden.unlink(missing_ok=True)
+    return path
+
+
+def _even(frame: Frame) -> Frame:
+    """yuv420p halves both sides, so an odd last row or column is cut off."""
+    height, width = frame.shape[0] // 2 * 2, frame.shape[1] // 2 * 2
+    return np.ascontiguousarray(frame[:height, :width])

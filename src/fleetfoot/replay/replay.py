@@ -1,0 +1,165 @@
+"""Replay: ring + sampler + n-step fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fleetfoot.data import Batch, EnvSpec, Transition
+from fleetfoot.ops.nstep import fold
+from fleetfoot.part import UserError, part
+from fleetfoot.replay.ring import TERMINATED, Ring
+from fleetfoot.replay.samplers import Uniform
+
+GIB = 1024**3
+
+
+@part
+class ReplayConfig:
+    capacity: int = 1_000_000
+    """Transitions kept, over all environments together."""
+    capacity_gib: float | None = None
+    """State the capacity in GiB instead."""
+    n_step: int = 1
+    """Steps of the return (n); windows are folded when sampled."""
+    storage: Literal["float32", "bf16"] = "float32"
+    """bf16: observations in bfloat16 and actions in float16."""
+    bootstrap_truncated: bool = True
+    """False: a time limit counts as the end of the task."""
+    final_share: float = 1 / 64
+    """Room for the last observations of episodes, as a share of all rows."""
+
+    def rows(self, spec: EnvSpec) -> int:
+        """Rows per environment (T)."""
+        if self.capacity_gib is None:
+            rows = self.capacity // spec.num_envs
+        else:
+            probe = 1024  # large enough for the share of final observations to count
+            rows = int(self.capacity_gib * GIB / (self._ring(spec, probe, "meta").bytes() / probe))
+        if rows < self.n_step:
+            stated = f"{self.capacity_gib} GiB" if self.capacity_gib else f"{self.capacity:,}"
+            raise UserError(
+                f"a replay of {stated} holds {rows} rows for each of {spec.num_envs:,} environments, "
+                f"but a return of {self.n_step} steps needs at least {self.n_step}: "
+                "raise --replay.capacity or lower --num-envs."
+            )
+        return rows
+
+    def build(self, spec: EnvSpec, *, gamma: float, seed: int, device: torch.device) -> Replay:
+        if self.n_step < 1:
+            raise UserError(f"replay.n_step must be at least 1, not {self.n_step}.")
+        rows = self.rows(spec)
+        self._check_fit(spec, rows, device)
+        ring = self._ring(spec, rows, device)
+        return Replay(self, ring, Uniform(spec.num_envs, seed, device), gamma)
+
+    def bytes(self, spec: EnvSpec) -> int:
+        """Memory the replay will take, without taking it."""
+        return self._ring(spec, self.rows(spec), "meta").bytes()
+
+    def _ring(self, spec: EnvSpec, rows: int, device: torch.device | str) -> Ring:
+        compact = self.storage == "bf16"
+        return Ring(
+            spec, rows, compact=compact, final_share=self.final_share, device=torch.device(device)
+        )
+
+    def _check_fit(self, spec: EnvSpec, rows: int, device: torch.device) -> None:
+        need, free = self._ring(spec, rows, "meta").bytes(), free_bytes(device)
+        if need <= free:
+            return
+        fits = int(rows * spec.num_envs * 0.9 * free / need)
+        advice = [f"--replay.capacity {fits}", "fewer --num-envs"]
+        if self.storage == "float32":
+            compact = Ring(
+                spec, rows, compact=True, final_share=self.final_share, device=torch.device("meta")
+            )
+            advice.insert(0, f"--replay.storage bf16 ({compact.bytes() / GIB:.1f} GiB)")
+        raise UserError(
+            f"the replay needs {need / GIB:.1f} GiB for {rows * spec.num_envs:,} transitions, but only "
+            f"{free / GIB:.1f} GiB are free on {device}: use {', or '.join(advice)}."
+        )
+
+
+class Replay:
+    """The memory of one learner."""
+
+    def __init__(self, cfg: ReplayConfig, ring: Ring, sampler: Uniform, gamma: float):
+        self.cfg, self.ring, self.sampler, self.gamma = cfg, ring, sampler, gamma
+        self.window = torch.arange(cfg.n_step, device=ring.reward.device)
+
+    @property
+    def size(self) -> int:
+        """Transitions that can be sampled."""
+        return self.ring.size * self.ring.columns
+
+    def append(self, step: Transition) -> None:
+        self.ring.append(step)
+
+    def cut(self) -> None:
+        """The next transition does not follow from the last one (say, after a restart of the simulator)."""
+        self.ring.cut()
+
+    def sample(self, rows: int) -> Batch:
+        """Draw `rows` transitions and fold each with the n - 1 that follow it."""
+        ring = self.ring
+        age, column, weight = self.sampler.draw(rows, ring.size)
+        ages = age.unsqueeze(1) + self.window  # [B, n]
+        at = ring.address(ages, column.unsqueeze(1)).flatten()
+        ends = ring.ends.index_select(0, at).view(ages.shape)
+        terminated = (ends & TERMINATED if self.cfg.bootstrap_truncated else ends) > 0
+        window = fold(
+            reward=ring.reward.index_select(0, at).view(ages.shape),
+            terminated=terminated,
+            ended=ends > 0,
+            exists=ages < ring.size,
+            gamma=self.gamma,
+        )
+        last = age + window.length - 1
+        next_obs, exact = ring.next_obs_at(last, column, window.ended)
+        # A truncation whose last observation is gone has no target to bootstrap from; it must not teach.
+        weight = torch.where(exact | (window.discount == 0), weight, 0.0)
+        return Batch(
+            obs=ring.obs_at(age, column),
+            action=_as_executed(ring.action.index_select(0, at.view(ages.shape)[:, 0])),
+            reward=window.reward,
+            discount=window.discount,
+            next_obs=next_obs,
+            weight=weight,
+            row_id=ring.row_id(age, column),
+        )
+
+    def batches(self, count: int, rows: int) -> Iterator[Batch]:
+        """`count` independent samples, each drawn when it is asked for."""
+        for _ in range(count):
+            yield self.sample(rows)
+
+    def reprioritize(self, row_id: Tensor, td_error: Tensor | None) -> None:
+        """Uniform sampling has no priorities."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ring": self.ring.state_dict(), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ring.load_state_dict(state["ring"])
+        self.sampler.load_state_dict(state["sampler"])
+
+
+def _as_executed(action: Tensor) -> Tensor:
+    return action.float() if action.is_floating_point() else action
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be had on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 2**62  # unknown on this system: let the allocation itself decide

@@ -1,0 +1,234 @@
+"""What every topology needs around its loop: the parts of a run, its clock, its state, its interruption."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fleetfoot.agents.agent import Agent
+from fleetfoot.checkpoint import Checkpoint
+from fleetfoot.data import Obs, Transition
+from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.evaluate import Evaluator
+from fleetfoot.explore import Explorer
+from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log
+from fleetfoot.pace import Pace
+from fleetfoot.part import UserError, to_json
+from fleetfoot.recipe import Recipe, Result, usable_cores
+from fleetfoot.replay.replay import Replay
+
+
+class Clock:
+    """Seconds of training: everything but what happens inside `paused`."""
+
+    def __init__(self) -> None:
+        self.seconds_before = 0.0
+        self.started = time.perf_counter()
+
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.seconds_before = self.seconds()
+        try:
+            yield
+        finally:
+            self.started = time.perf_counter()
+
+
+class Interrupt:
+    """Turns the first Ctrl-C (or SIGTERM) into a flag, so that a run can stop between two steps and save."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Interrupt:
+        self.before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:  # the second time the user means it
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Run:
+    """The parts of a run in one process, and what is written down about it."""
+
+    recipe: Recipe
+    folder: Path
+    device: torch.device
+    env: VecEnv
+    obs: Obs  # what to act on first
+    agent: Agent
+    explorer: Explorer
+    replay: Replay
+    pace: Pace
+    evaluator: Evaluator
+    log: Log
+    checkpoint: Checkpoint
+    episodes: EpisodeStats
+    clock: Clock
+    vec_steps: int = 0
+    updates: int = 0
+    last_return: float = float("nan")
+    best_return: float = float("nan")
+    saved_at: int = -1
+
+    @staticmethod
+    def build(recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Run:
+        """Build everything from the recipe; then, if there is a state, put every part into it."""
+        device, seeds = recipe.torch_device(), recipe.seeds()
+        torch.set_num_threads(recipe.threads or usable_cores())
+        env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        agent = recipe.agent.build(
+            env.spec,
+            gamma=recipe.gamma,
+            total_updates=recipe.total_updates(),
+            seed=seeds.agent,
+            device=device,
+        )
+        run = Run(
+            recipe=recipe,
+            folder=folder,
+            device=device,
+            env=env,
+            obs=env.reset(),
+            agent=agent,
+            explorer=recipe.explorer.build(env.spec, seed=seeds.explorer, device=device),
+            replay=recipe.replay.build(
+                env.spec, gamma=recipe.gamma, seed=seeds.replay, device=device
+            ),
+            pace=recipe.pace.build(),
+            evaluator=Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, device),
+            log=Log([]),
+            checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
+            episodes=EpisodeStats(recipe.num_envs, device),
+            clock=Clock(),
+        )
+        if state is not None:
+            run.load_state_dict(state)
+        run.log = recipe.log.build(
+            folder,
+            total_vec_steps=recipe.total_vec_steps,
+            recipe_json=to_json(recipe),
+            resumed=None if state is None else run.counters(),
+            best=None if run.best_return != run.best_return else run.best_return,
+        )
+        return run
+
+    def counters(self) -> Counters:
+        return Counters(
+            vec_steps=self.vec_steps,
+            env_steps=self.vec_steps * self.recipe.num_envs,
+            updates=self.updates,
+            train_seconds=self.clock.seconds(),
+        )
+
+    def collected(self, fresh: Transition) -> None:
+        """Note one vec step for the log."""
+        self.vec_steps += 1
+        self.episodes.update(fresh.reward, fresh.terminated | fresh.truncated)
+        seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
+        self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
+
+    def bookkeep(self, *, last: bool) -> None:
+        """Log, evaluate and save when each is due, and all three at the `last` step.
+
+        The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
+        """
+        every = self.recipe.evaluation.every_vec_steps
+        evaluate = last or (every > 0 and self.vec_steps % every == 0)
+        save = last or self.recipe.checkpoint.due(self.vec_steps) or evaluate
+        if not (evaluate or save or self.log.due(self.vec_steps)):
+            return
+        score: float | None = None
+        extra: dict[str, float] = {}
+        self.log.add(self.episodes.metrics())
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
+        with self.clock.paused():
+            if evaluate:
+                evaluation = self.evaluator(self.agent.policy)
+                extra = evaluation.metrics()
+                score = extra[EVAL_RETURN]
+            self.log.flush(self.counters(), extra)
+            if score is not None:
+                self.last_return = score
+                self.best_return = score if not score <= self.best_return else self.best_return
+            if save:
+                self.save(score)
+
+    def save(self, score: float | None = None) -> None:
+        if self.saved_at == self.vec_steps:
+            return
+        self.checkpoint.save(
+            self.state_dict(), recipe_json=to_json(self.recipe), step=self.vec_steps, score=score
+        )
+        self.saved_at = self.vec_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            "explorer": self.explorer.state_dict(),
+            "replay": self.replay.state_dict(),
+            "pace": self.pace.state_dict(),
+            "env": self.env.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "vec_steps": self.vec_steps,
+            "updates": self.updates,
+            "train_seconds": self.clock.seconds(),
+            "last_return": self.last_return,
+            "best_return": self.best_return,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        try:
+            for name in ("agent", "explorer", "pace", "episodes"):
+                getattr(self, name).load_state_dict(state[name])
+            if "replay" in state:
+                self.replay.load_state_dict(state["replay"])
+            if state["env"] is not None:
+                self.obs = self.env.load_state_dict(state["env"])
+            else:
+                self.replay.cut()  # the simulator began anew: what follows does not continue
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
+        self.vec_steps, self.updates = state["vec_steps"], state["updates"]
+        self.last_return, self.best_return = state["last_return"], state["best_return"]
+        self.clock.seconds_before = state["train_seconds"]
+        self.saved_at = self.vec_steps
+
+    def result(self, finished: bool) -> Result:
+        return Result(
+            folder=self.folder,
+            policy=self.agent.policy,
+            counters=self.counters(),
+            last_return=self.last_return,
+            best_return=self.best_return,
+            finished=finished,
+        )
+
+    def close(self) -> None:
+        self.log.close()
+        self.evaluator.close()
+        self.env.close()

@@ -1,0 +1,200 @@
+"""The command as users meet it: names, mistakes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleetfoot import api, recipes
+from fleetfoot.cli.main import COMMANDS, main, take_imports
+
+TINY = "fast_td3/pendulum"
+
+
+def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Run the command in this process: exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """What the command says to arguments it must refuse: one line, code 2, nothing on stdout."""
+    code, out, err = call(capsys, *args)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("fleetfoot: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_arguments_there_is_a_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys)
+    assert code == 0
+    assert out.count("\n") < 25
+    assert all(name in out for name in COMMANDS)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = (
+        "import sys; from fleetfoot.cli.main import main\n"
+        "for args in (['--help'], ['list', '--help'], ['evaluate', '--help'], ['doctor', '--help']):\n"
+        "    try: main(args)\n"
+        "    except SystemExit as stop: assert not stop.code\n"
+        "print('torch' in sys.modules, 'mujoco' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["trian"], "Did you mean train"),
+        (["train", "fast_td3/pendulm"], "fast_td3/pendulum"),
+        (["train", TINY, "--num-env", "3"], "--num-envs"),
+        (["train", TINY, "--agent.gama", "3"], "there is no option --agent.gama"),
+        (["train", TINY, "--num-envs", "abc"], "'abc' is no whole number"),
+        (["train", TINY, "--num-envs", "0"], "num_envs must be at least 1"),
+        (["train", TINY, "--device", "tpu9"], "device 'tpu9' is not known"),
+        (["train", TINY, "--env.task", "pendulun"], "pendulum"),
+        (["train", "fast_td3/halfcheetah", "--env.task", "Walker3d-v5"], "Walker2d-v5"),
+        (["train", TINY, "--env", "Gym"], "it can be GymConfig, MuJoCoConfig"),
+        (["train", TINY, "--precision", "fp8"], "'fp8'"),
+        (["train", "nowhere:recipe"], "there is no Python module 'nowhere'"),
+        (["list", "--import", "nowhere"], "there is no Python module 'nowhere'"),
+        (["list", "--import"], "--import needs the name"),
+        (["list", "robots"], "robots"),
+        (["evaluate"], "which run?"),
+        (["record", "runs/none"], "there is no run folder runs/none"),
+        (["bench", "envs"], "Did you mean env"),
+    ],
+)
+def test_a_mistake_gets_one_line(
+    capsys: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
+    assert says in refusal(capsys, *args)
+    assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    for command in ("evaluate", "record", "resume"):
+        assert "is no run folder" in refusal(capsys, command, "empty")
+    Path("empty/recipe.json").write_text('{"part": "NoSuchPart"}')
+    assert "--import MODULE" in refusal(capsys, "evaluate", "empty")
+    Path("empty/recipe.json").write_text('{"part": "Rec')
+    assert "cannot be read as a recipe" in refusal(capsys, "resume", "empty")
+
+
+def test_train_help_shows_the_recipe_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "train", TINY, "--help")
+    assert code == 0
+    recipe = recipes.get(TINY)
+    text = " ".join(out.split())
+    assert f"Environments stepped together (N). (default: {recipe.num_envs})" in text
+    assert "--env.task STR (default: pendulum)" in text
+    assert "--replay." in text
+    assert "--agent." in text
+
+
+def test_list_names_recipes_and_environments(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "list")
+    assert code == 0
+    for name in (*recipes.names(), "HalfCheetah-v5", "pendulum"):
+        assert name in out
+    _, out, _ = call(capsys, "list", "recipes")
+    assert recipes.DEFAULT in out
+    assert "MuJoCoConfig" not in out
+    _, out, _ = call(capsys, "list", "environments")
+    assert recipes.DEFAULT not in out
+
+
+def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0  # what training needs is here, or this test would not run
+    for word in ("python", "torch", "mujoco", "gymnasium", "rendering", "usable cores"):
+        assert word in out
+
+
+def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetfoot.cli import doctor
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.compiler()[0].missing == "apt-get install g++"
+    found = doctor._package("x", "no-such-package-at-all", "pip install it", needed=True)
+    assert found.missing == "pip install it"
+
+
+def test_imports_are_taken_from_anywhere() -> None:
+    assert take_imports(["a", "--import", "m", "b", "--import=n"]) == (["m", "n"], ["a", "b"])
+
+
+def test_own_module_brings_a_recipe_and_parts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "own_robot_module.py").write_text(
+        "from dataclasses import replace\n"
+        "from fleetfoot import recipes\n"
+        f"mine = replace(recipes.get({TINY!r}), name='mine', num_envs=7)\n"
+        "def made():\n    return replace(mine, num_envs=9)\n"
+        "number = 3\n"
+    )
+    for attribute, value in (("mine", 7), ("made", 9)):
+        _, out, _ = call(capsys, "train", f"own_robot_module:{attribute}", "--help")
+        assert f"(default: {value})" in out
+    assert "its recipes: mine" in refusal(capsys, "train", "own_robot_module:yours")
+    assert "not a Recipe" in refusal(capsys, "train", "own_robot_module:number")
+
+
+def test_a_folder_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("used").mkdir()
+    Path("used/notes.txt").write_text("mine")
+    assert "exists and is not empty" in refusal(capsys, "train", TINY, "--folder", "used")
+    Path("used/recipe.json").write_text("{}")
+    assert "fleetfoot resume used" in refusal(capsys, "train", TINY, "--folder", "used")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_goes_to_json_and_back(name: str, tmp_path: Path) -> None:
+    recipe = recipes.get(name)
+    api._write_recipe(tmp_path, recipe)
+    assert api.read_recipe(tmp_path) == recipe
+    assert json.loads((tmp_path / "recipe.json").read_text())["name"] == recipe.name
+
+
+def test_bench_writes_its_figures_with_their_provenance(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fleetfoot.cli import bench
+
+    monkeypatch.setitem(bench.BENCHMARKS, "fake", ("fleetfoot.cli.bench:fake", "a fake"))
+    monkeypatch.setattr(bench, "fake", fake_bench, raising=False)
+    code, out, _ = call(capsys, "bench", "fake", "--steps", "12", "--out", "x/fake.json")
+    assert code == 0
+    assert "12,000" in out
+    written = json.loads(Path("x/fake.json").read_text())
+    assert written["arguments"] == {"steps": 12, "tasks": ["a"]}
+    assert written["result"]["rows"] == [{"name": "a", "speed": 12000.0}]
+    assert written["provenance"]["versions"]["torch"]
+    assert written["provenance"]["hardware"]["usable_cores"] >= 1
+    assert "--stepz" in refusal(capsys, "bench", "fake", "--stepz", "3")
+
+
+def fake_bench(*, steps: int = 3, tasks: tuple[str, ...] = ("a",)) -> dict[str, object]:
+    """Count."""
+    return {"rows": [{"name": name, "speed": steps * 1000.0} for name in tasks]}

@@ -1,0 +1,298 @@
+"""Whole runs through the command: what they leave behind, and how they survive being stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import imageio_ffmpeg
+import pytest
+import torch
+
+from fleetfoot import UserError, api, checkpoint, load_policy, recipes, resume, train
+from fleetfoot.cli.main import main
+from fleetfoot.data import Obs
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.recipe import Recipe
+
+SMALL = [
+    "--num-envs",
+    "8",
+    "--batch-size",
+    "16",
+    "--threads",
+    "1",
+    "--device",
+    "cpu",
+    "--evaluation.episodes",
+    "2",
+    "--evaluation.every-vec-steps",
+    "30",
+    "--checkpoint.every-vec-steps",
+    "10",
+    "--log.every-vec-steps",
+    "10",
+    "--pace.warmup-vec-steps",
+    "5",
+    "--replay.capacity",
+    "4000",
+    "--agent.atoms",
+    "11",
+    "--log.no-tensorboard",
+]
+
+
+def fleetfoot(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fleetfoot", *args],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fleetfoot", *args],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 90
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, f"{path} never came"
+        time.sleep(0.005)
+
+
+def small_recipe(total_vec_steps: int = 20) -> Recipe:
+    recipe = recipes.get("fast_td3/pendulum")
+    return replace(
+        recipe,
+        num_envs=4,
+        batch_size=8,
+        total_vec_steps=total_vec_steps,
+        device="cpu",
+        threads=1,
+        evaluation=replace(recipe.evaluation, episodes=2, every_vec_steps=10),
+        checkpoint=replace(recipe.checkpoint, every_vec_steps=10),
+        log=replace(recipe.log, every_vec_steps=5, console=False, tensorboard=False),
+        replay=replace(recipe.replay, capacity=400),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run made by the command with its default folder, and what the command printed."""
+    where = tmp_path_factory.mktemp("finished")
+    args = [word for word in SMALL if word != "--log.no-tensorboard"]
+    done = fleetfoot("train", "fast_td3/pendulum", *args, "--total-vec-steps", "60", cwd=where)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (where / "runs").iterdir()
+    return folder, done.stdout
+
+
+def test_a_run_leaves_a_whole_folder(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    assert re.fullmatch(r"fast_td3-pendulum-seed0-\d{8}-\d{6}", folder.name)
+    assert (folder / "metrics.jsonl").read_text().count("\n") == 6
+    assert any((folder / "tensorboard").glob("events.*"))
+    assert api.has_checkpoint(folder)
+    assert api.read_recipe(folder).total_vec_steps == 60
+    frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(folder / "videos" / "best.mp4"))
+    assert frames == 200
+    assert seconds == pytest.approx(10.0, abs=0.2)
+
+
+def test_the_end_message_says_what_where_and_how_to_go_on(finished: tuple[Path, str]) -> None:
+    folder, said = finished
+    assert "60 vec steps" in said  # the curve's axis
+    assert re.search(r"return +last -[\d,]+\.\d, best -[\d,]+\.\d", said)
+    for part in ("checkpoints", "tensorboard", "videos/best.mp4"):
+        assert f"runs/{folder.name}/{part}" in said
+    assert f"resume runs/{folder.name} --total-vec-steps 120" in said
+    assert f"record runs/{folder.name}" in said
+    assert f"--logdir runs/{folder.name}" in said
+
+
+def test_evaluate_and_record_read_the_run(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(finished[0])
+
+    def said(*args: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    first = said("evaluate", folder, "--episodes", "3")
+    assert re.match(r"return -[\d,.]+ ± [\d,.]+ over 3 episodes", first)
+    assert said("evaluate", folder, "--episodes", "3") == first
+    assert said("evaluate", folder, "--episodes", "3", "--seed", "99") != first
+
+    film, strip = str(tmp_path / "a.mp4"), str(tmp_path / "s.png")
+    out = said("record", folder, "--seconds", "1", "--out", film, "--strip", strip)
+    assert film in out
+    assert strip in out
+    assert imageio_ffmpeg.count_frames_and_secs(film)[0] == 20
+    assert Path(strip).stat().st_size > 0
+
+    shown = said("resume", folder, "--help")
+    assert "--total-vec-steps" in shown
+    assert "--num-envs" not in shown  # it may not change
+    assert "total_vec_steps" in said("resume", "--help")
+
+
+def test_resume_refuses_what_the_checkpoint_cannot_bear(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    before = (folder / "recipe.json").read_text()
+    with pytest.raises(UserError, match=r"num_envs cannot change .* made with 8"):
+        resume(folder, num_envs=9)
+    changed = replace(api.read_recipe(folder), env=TensorConfig(task="cartpole"))
+    with pytest.raises(UserError, match=r"env\.task cannot change"):
+        api.resume_as(folder, changed)
+    with pytest.raises(UserError, match="is finished after 60 vec steps"):
+        resume(folder)
+    with pytest.raises(UserError, match="no field 'speed'"):
+        resume(folder, speed=3)
+    assert (folder / "recipe.json").read_text() == before
+
+
+def policy_of(folder: Path) -> dict[str, torch.Tensor]:
+    weights = checkpoint.load(folder, with_replay=False).state["agent"]["policy"]
+    assert isinstance(weights, dict)
+    return weights
+
+
+def test_killed_and_resumed_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    args = ["train", "fast_td3/pendulum", *SMALL, "--no-video", "--total-vec-steps", "200"]
+    whole = fleetfoot(*args, "--folder", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+
+    cut = start(*args, "--folder", "cut", cwd=tmp_path)
+    wait_for(tmp_path / "cut" / "checkpoints" / "last.json", cut)
+    cut.kill()
+    cut.communicate()
+    assert checkpoint.load(tmp_path / "cut").step < 200
+    done = fleetfoot("resume", "cut", "--no-video", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    expected, got = policy_of(tmp_path / "whole"), policy_of(tmp_path / "cut")
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    lines = [
+        (tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("whole", "cut")
+    ]
+    assert lines[0] == lines[1] == 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+    long = ["--total-vec-steps", "1000000", "--checkpoint.every-vec-steps", "0", "--folder", "run"]
+    args = ["train", "fast_td3/pendulum", *SMALL, "--evaluation.every-vec-steps", "0", *long]
+    process = start(*args, cwd=tmp_path)
+    wait_for(tmp_path / "run" / "metrics.jsonl", process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted and saved" in out
+    assert "resume run" in out
+    reached = checkpoint.load(tmp_path / "run").step
+    assert reached > 0
+
+    more = str(reached + 10)
+    done = fleetfoot("resume", "run", "--total-vec-steps", more, "--no-video", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint.load(tmp_path / "run").step == reached + 10
+
+
+def test_a_run_without_a_checkpoint_starts_over_only_when_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    api._write_recipe(folder, small_recipe())
+    (folder / "metrics.jsonl").write_text('{"vec_steps": 3}\n')
+    with pytest.raises(UserError, match="stopped before its first checkpoint; add --restart"):
+        resume(folder)
+    result = resume(folder, restart=True)
+    assert result.finished
+    assert '"vec_steps": 3,' not in (folder / "metrics.jsonl").read_text()
+
+
+def test_python_trains_resumes_and_loads(tmp_path: Path) -> None:
+    first = train(small_recipe(), tmp_path / "run")
+    assert first.finished
+    assert first.counters.vec_steps == 20
+    again = resume(tmp_path / "run", total_vec_steps=30)
+    assert again.counters.vec_steps == 30
+    assert api.read_recipe(tmp_path / "run").total_vec_steps == 30
+    policy, spec = load_policy(tmp_path / "run", which="last")
+    obs = torch.zeros(5, *spec.obs_shape)
+    expected = again.policy(Obs(obs, obs))
+    assert torch.equal(policy(Obs(obs, obs)), expected)
+    assert expected.shape == (5, 1)
+    assert api.evaluate_run(tmp_path / "run", episodes=3).returns.shape == (3,)
+
+
+def test_load_policy_takes_the_best_or_where_there_is_none_the_last(tmp_path: Path) -> None:
+    train(small_recipe(), tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "best.json").unlink()
+    policy, spec = load_policy(tmp_path / "run")
+    obs = torch.ones(2, *spec.obs_shape)
+    assert torch.equal(
+        policy(Obs(obs, obs)), load_policy(tmp_path / "run", "last").policy(Obs(obs, obs))
+    )
+
+
+def test_a_second_process_stays_out(tmp_path: Path) -> None:
+    api._write_recipe(tmp_path, small_recipe())
+    with api._alone(tmp_path), pytest.raises(UserError, match="another process is training"):
+        resume(tmp_path, restart=True)
+    assert not api.has_checkpoint(tmp_path)
+
+
+def test_a_recipe_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="pendulum"):
+        train(replace(small_recipe(), env=TensorConfig(task="pendulun")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_in_one_second_get_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api.time, "strftime", lambda form: "20300101-000000")
+    first = api.new_folder(small_recipe(), None)
+    first.mkdir(parents=True)
+    assert first == Path("runs/fast_td3-pendulum-seed0-20300101-000000")
+    assert api.new_folder(small_recipe(), None).name == f"{first.name}-2"
+
+
+def test_where_nothing_can_be_drawn_training_still_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fleetfoot.cli.train import finish
+
+    def blind(*args: object, **kwargs: object) -> Path:
+        raise UserError("cannot draw here")
+
+    result = train(small_recipe(), tmp_path / "run")
+    monkeypatch.setattr(api, "record_run", blind)
+    assert finish(result, True, ["my_robot"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "fleetfoot: no video: cannot draw here\n"
+    assert "--import my_robot" in out
+    assert os.path.join("run", "checkpoints") in out

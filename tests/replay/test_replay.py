@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.part import UserError
+from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
+from fleetfoot.replay.samplers import Drawn
+from oracles.replay import OracleReplay
+
+CPU = torch.device("cpu")
+
+
+def make_spec(num_envs: int = 3, **changes: Any) -> EnvSpec:
+    fields: dict[str, Any] = {
+        "name": "made-up",
+        "num_envs": num_envs,
+        "obs_shape": (4,),
+        "action": Continuous(2),
+        "device": CPU,
+    }
+    return EnvSpec(**(fields | changes))
+
+
+class Stream:
+    """Random transitions that follow from one another, as an environment would make them."""
+
+    def __init__(self, spec: EnvSpec, seed: int, end_share: float):
+        self.spec, self.end_share = spec, end_share
+        self.random = torch.Generator().manual_seed(seed)
+        self.obs = self.draw_obs()
+
+    def draw_obs(self) -> Obs:
+        n = self.spec.num_envs
+        actor = torch.randn(n, *self.spec.obs_shape, generator=self.random)
+        if self.spec.obs_dtype == torch.uint8:
+            actor = (actor * 50 + 128).clamp(0, 255).to(torch.uint8)
+        if self.spec.critic_shape is None:
+            return Obs(actor, actor)
+        rest = self.spec.critic_shape[0] - self.spec.critic_prefix
+        private = torch.randn(n, rest, generator=self.random)
+        return Obs(actor, torch.cat([actor[:, : self.spec.critic_prefix], private], 1))
+
+    def step(self) -> Transition:
+        n = self.spec.num_envs
+        if isinstance(self.spec.action, Discrete):
+            action = torch.randint(self.spec.action.count, (n,), generator=self.random)
+        else:
+            action = torch.rand(n, self.spec.action.size, generator=self.random) * 2 - 1
+        ended = torch.rand(n, generator=self.random) < self.end_share
+        by_clock = torch.rand(n, generator=self.random) < 0.5
+        following = self.draw_obs()
+        fresh = self.draw_obs()
+        done = Transition(
+            obs=self.obs,
+            action=action,
+            reward=torch.randn(n, generator=self.random),
+            terminated=ended & ~by_clock,
+            truncated=ended & by_clock,
+            next_obs=following,
+            info={},
+        )
+        pick = ended.view(-1, *([1] * (following.actor.dim() - 1)))
+        actor = torch.where(pick, fresh.actor, following.actor)
+        same = following.critic is following.actor
+        critic = actor if same else torch.where(ended.unsqueeze(1), fresh.critic, following.critic)
+        self.obs = Obs(actor, critic)
+        return done
+
+
+class Every:
+    """A sampler that returns every row, oldest first."""
+
+    def __init__(self, columns: int):
+        self.columns = columns
+
+    def draw(self, rows: int, size: int) -> Drawn:
+        age, column = torch.meshgrid(torch.arange(size), torch.arange(self.columns), indexing="ij")
+        return Drawn(age.flatten(), column.flatten(), torch.ones(size * self.columns))
+
+
+def everything(replay: Replay) -> Any:
+    replay.sampler = Every(replay.ring.columns)  # type: ignore[assignment]
+    return replay.sample(0)
+
+
+def compare(replay: Replay, oracle: OracleReplay, exact: bool = True) -> None:
+    batch = everything(replay)
+    tolerance = {} if exact else {"rtol": 1e-2, "atol": 1e-2}
+    row = 0
+    for age in range(replay.ring.size):
+        for column in range(replay.ring.columns):
+            first, reward, discount, following = oracle.window(age, column)
+            torch.testing.assert_close(batch.obs.critic[row], first.obs, **tolerance)
+            torch.testing.assert_close(batch.action[row], first.action, **tolerance)
+            assert float(batch.reward[row]) == pytest.approx(reward, abs=1e-5)
+            assert float(batch.discount[row]) == pytest.approx(discount, abs=1e-6)
+            if batch.weight[row] > 0 and discount > 0:
+                torch.testing.assert_close(batch.next_obs.critic[row], following, **tolerance)
+            row += 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(4, 12),
+    n=st.integers(1, 4),
+    steps=st.integers(1, 40),
+    end_share=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    columns=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    cuts=st.sets(st.integers(0, 39), max_size=3),
+)
+def test_windows_equal_the_oracle(
+    rows: int, n: int, steps: int, end_share: float, columns: int, seed: int, cuts: set[int]
+) -> None:
+    """Wrapped rings, ends inside windows, the write head, breaks: all against lists of whole transitions."""
+    spec = make_spec(columns)
+    cfg = ReplayConfig(capacity=rows * columns, n_step=n, final_share=1.0)
+    replay = cfg.build(spec, gamma=0.9, seed=0, device=CPU)
+    oracle = OracleReplay(rows, n, 0.9)
+    stream = Stream(spec, seed, end_share)
+    for step in range(steps):
+        transition = stream.step()
+        replay.append(transition)
+        oracle.append(transition)
+        if step in cuts:
+            replay.cut()
+            oracle.cut()
+            stream.obs = stream.draw_obs()
+    compare(replay, oracle)
+    batch = everything(replay)
+    assert bool((batch.weight == 1).all()), "with room for every last observation none may be lost"
+
+
+@pytest.mark.parametrize(
+    ("changes", "storage"),
+    [
+        ({"critic_shape": (7,), "critic_prefix": 4}, "float32"),
+        ({"critic_shape": (5,)}, "float32"),
+        ({"critic_shape": (7,), "critic_prefix": 4}, "bf16"),
+        ({"action": Discrete(5)}, "float32"),
+        ({"obs_shape": (2, 3, 3), "obs_dtype": torch.uint8}, "float32"),
+    ],
+)
+def test_other_kinds_of_observations_and_actions(changes: Any, storage: Any) -> None:
+    spec = make_spec(3, **changes)
+    cfg = ReplayConfig(capacity=27, n_step=3, final_share=1.0, storage=storage)
+    replay = cfg.build(spec, gamma=0.97, seed=0, device=CPU)
+    oracle = OracleReplay(9, 3, 0.97)
+    stream = Stream(spec, 1, 0.2)
+    for _ in range(25):
+        transition = stream.step()
+        replay.append(transition)
+        oracle.append(transition)
+    compare(replay, oracle, exact=storage == "float32")
+
+
+def test_time_limits_can_count_as_ends() -> None:
+    spec = make_spec(2)
+    cfg = ReplayConfig(capacity=20, bootstrap_truncated=False)
+    replay = cfg.build(spec, gamma=0.9, seed=0, device=CPU)
+    stream = Stream(spec, 0, 1.0)
+    for _ in range(6):
+        replay.append(stream.step())
+    assert bool((everything(replay).discount == 0).all())
+
+
+def test_truncations_whose_last_observation_is_gone_do_not_teach() -> None:
+    """A side table that is too small loses the oldest entries: such rows get weight 0, all others stay exact."""
+    spec = make_spec(2)
+    replay = ReplayConfig(capacity=40, final_share=0.1).build(spec, gamma=0.9, seed=0, device=CPU)
+    oracle = OracleReplay(20, 1, 0.9)
+    stream = Stream(spec, 3, 1.0)
+    for _ in range(20):
+        transition = stream.step()
+        replay.append(transition)
+        oracle.append(transition)
+    compare(replay, oracle)
+    weight = everything(replay).weight
+    assert bool((weight[-4:] == 1).all())
+    assert 0 < int((weight == 0).sum()) < 36
+
+
+def test_tasks_belong_to_columns() -> None:
+    spec = make_spec(3, tasks=("a", "b"), task_ids=(0, 1, 1))
+    replay = ReplayConfig(capacity=30).build(spec, gamma=0.9, seed=0, device=CPU)
+    stream = Stream(spec, 0, 0.1)
+    for _ in range(4):
+        replay.append(stream.step())
+    batch = everything(replay)
+    assert batch.obs.task.tolist() == batch.next_obs.task.tolist() == [0, 1, 1] * 4
+
+
+def test_sampling_is_uniform_over_rows_and_environments() -> None:
+    spec = make_spec(4)
+    replay = ReplayConfig(capacity=32).build(spec, gamma=0.9, seed=7, device=CPU)
+    stream = Stream(spec, 0, 0.1)
+    for _ in range(11):
+        replay.append(stream.step())
+    index = replay.sample(64_000).row_id
+    counts = torch.bincount(index - index.min(), minlength=32).double()
+    assert int((index - 3 * 4).min()) == 0  # rows 0..2 have been overwritten
+    chi2 = float(((counts - 2000) ** 2 / 2000).sum())
+    assert chi2 < 62  # 31 degrees of freedom, p < 0.001
+
+
+def test_same_seed_same_rows() -> None:
+    spec = make_spec(4)
+    made = [ReplayConfig(capacity=64).build(spec, gamma=0.9, seed=s, device=CPU) for s in (1, 1, 2)]
+    for replay in made:
+        stream = Stream(spec, 0, 0.1)
+        for _ in range(10):
+            replay.append(stream.step())
+    a, b, c = (replay.sample(50).row_id.tolist() for replay in made)
+    assert a == b != c
+
+
+def test_saved_and_restored() -> None:
+    spec = make_spec(3)
+    cfg = ReplayConfig(capacity=24, n_step=2, final_share=1.0)
+    one, two = (cfg.build(spec, gamma=0.9, seed=s, device=CPU) for s in (0, 5))
+    stream = Stream(spec, 0, 0.3)
+    for _ in range(13):
+        one.append(stream.step())
+    one.sample(5)
+    state = one.state_dict()
+    two.load_state_dict(state)
+    fresh = stream.step()
+    for replay in (one, two):
+        replay.append(fresh)
+    first, second = one.sample(64), two.sample(64)
+    for a, b in zip(first, second, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b)
+    assert torch.equal(first.next_obs.actor, second.next_obs.actor)
+
+
+def test_bf16_takes_at_most_two_sevenths_of_storing_observations_twice() -> None:
+    spec = make_spec(64, obs_shape=(17,), action=Continuous(6), episode_length=1000)
+    replay = ReplayConfig(capacity=64_000, storage="bf16").build(
+        spec, gamma=0.99, seed=0, device=CPU
+    )
+    names = ("obs.actor", "final_obs.actor", "entry", "final_owner")
+    kept = sum(replay.ring.tensors()[k].nbytes for k in names)
+    assert kept * 3.5 <= 64_000 * 17 * 4 * 2
+
+
+def test_capacity_in_gib_and_refusal() -> None:
+    spec = make_spec(16, obs_shape=(60,))
+    cfg = ReplayConfig(capacity_gib=0.01)
+    assert 0.0095 * GIB < cfg.bytes(spec) <= 0.0101 * GIB
+    with pytest.raises(UserError, match=r"needs .* GiB for .* transitions, but only .*bf16"):
+        ReplayConfig(capacity=10**12).build(spec, gamma=0.9, seed=0, device=CPU)
+    with pytest.raises(UserError, match=r"raise --replay\.capacity"):
+        ReplayConfig(capacity=20, n_step=3).build(spec, gamma=0.9, seed=0, device=CPU)

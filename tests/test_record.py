@@ -1,0 +1,101 @@
+"""Films: real time, playable, whole or not there at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fleetfoot import record
+from fleetfoot.data import Continuous, EnvSpec, Obs
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.part import UserError
+
+SPEC = EnvSpec("x", 1, (1,), Continuous(1), torch.device("cpu"))
+
+
+class Push(nn.Module):
+    def forward(self, obs: Obs) -> Tensor:
+        return torch.ones(len(obs.actor), 1)
+
+
+def pictures(count: int, height: int = 32, width: int = 48) -> list[record.Frame]:
+    return [np.full((height, width, 3), 10 * i, dtype=np.uint8) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "skip", "fps"),
+    [(0.05, 1, 20.0), (0.02, 1, 50.0), (0.01, 2, 50.0), (0.008, 3, 1 / 0.024), (0.002, 10, 50.0)],
+)
+def test_film_shows_real_time_at_no_more_than_50_frames(
+    step_seconds: float, skip: int, fps: float
+) -> None:
+    spec = dataclasses.replace(SPEC, step_seconds=step_seconds)
+    assert record.steps_per_frame(spec) == skip
+    assert record.frame_rate(spec) == pytest.approx(fps)
+
+
+def test_film_of_the_pendulum_plays_back_with_every_frame(tmp_path: Path) -> None:
+    env = TensorConfig(task="pendulum").build(1, 0, torch.device("cpu"))
+    frames = list(record.film(Push(), env, seconds=2.0))
+    assert len(frames) == round(2.0 / env.spec.step_seconds / record.steps_per_frame(env.spec))
+    path = record.write_mp4(frames, record.frame_rate(env.spec), tmp_path / "videos" / "a.mp4")
+
+    reader = imageio_ffmpeg.read_frames(str(path))
+    meta = next(reader)
+    assert meta["codec"] == "h264"
+    assert "yuv420p" in meta["pix_fmt"]
+    assert meta["fps"] == pytest.approx(record.frame_rate(env.spec), rel=1e-3)
+    width, height = meta["size"]
+    played = [np.frombuffer(raw, np.uint8).reshape(height, width, 3) for raw in reader]
+    assert len(played) == len(frames)
+    # The film shows what was rendered, and the pendulum moves in it.
+    assert np.abs(played[0].astype(int) - frames[0][:height, :width]).mean() < 10
+    assert np.abs(played[0].astype(int) - played[-1]).mean() > 0.5
+    assert [p.name for p in path.parent.iterdir()] == ["a.mp4"]
+
+
+def test_odd_sizes_are_cut_to_even_ones(tmp_path: Path) -> None:
+    path = record.write_mp4(pictures(3, 33, 47), 20, tmp_path / "odd.mp4")
+    assert next(imageio_ffmpeg.read_frames(str(path)))["size"] == (46, 32)
+
+
+def test_a_film_that_breaks_off_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_bytes(b"old")
+
+    def broken() -> object:
+        yield from pictures(2)
+        raise UserError("no more light")
+
+    with pytest.raises(UserError, match="no more light"):
+        record.write_mp4(broken(), 20, path)  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_strip_takes_the_first_the_last_and_even_steps_between(tmp_path: Path) -> None:
+    path = record.strip(pictures(10), tmp_path / "docs" / "strip.png")
+    image = np.asarray(Image.open(path))
+    assert image.shape == (32, 4 * 48, 3)
+    assert [int(image[0, 48 * i, 0]) for i in range(4)] == [0, 30, 60, 90]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_film_of_nothing_is_refused(seconds: float) -> None:
+    env = TensorConfig(task="pendulum").build(1, 0, torch.device("cpu"))
+    with pytest.raises(UserError, match="shows nothing"):
+        next(record.film(Push(), env, seconds))
+    with pytest.raises(UserError, match="at least one frame"):
+        record.write_mp4([], 20, Path("never.mp4"))
+
+
+def test_too_few_frames_for_a_strip(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="4 frames cannot be cut from 3"):
+        record.strip(pictures(3), tmp_path / "strip.png")

@@ -1,0 +1,290 @@
+"""The loop as a whole: it learns, it is the same twice, it goes on exactly, and it stops when it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fleetfoot import checkpoint, recipes
+from fleetfoot.api import resume, train
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.tensor import TensorConfig, TensorEnv
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.log import LogConfig, NonFinite
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.simba import SimbaV2Config
+from fleetfoot.part import UserError, part
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
+
+QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
+
+
+def small(name: str = "fast_td3/pendulum", **changes: Any) -> Recipe:
+    """A recipe cut down to a second: enough to cross episode ends, evaluations and saves."""
+    base = recipes.get(name)
+    agent: Any = base.agent
+    net = MLPConfig(hidden=(16,))
+    fields: dict[str, Any] = {
+        "agent": replace(agent, policy_net=net, critic_net=net),
+        "log": QUIET,
+        "evaluation": EvaluationConfig(every_vec_steps=100, episodes=2),
+        "checkpoint": CheckpointConfig(every_vec_steps=70),
+        "replay": ReplayConfig(capacity=8 * 100, n_step=3),
+        "num_envs": 8,
+        "batch_size": 16,
+        "total_vec_steps": 240,
+        "device": "cpu",
+        "threads": 1,
+    }
+    return replace(base, **(fields | changes))
+
+
+def tensors(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return {path: tree}
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, (list, tuple))
+        else ()
+    )
+    return {k: v for key, value in items for k, v in tensors(value, f"{path}/{key}").items()}
+
+
+def agent_state(folder: Path) -> dict[str, torch.Tensor]:
+    return tensors(checkpoint.load(folder).state["agent"])
+
+
+def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    assert len(one) > 10
+    different = [k for k in one if not torch.equal(one[k], two[k])]
+    assert not different
+
+
+@pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
+def test_same_seed_same_bits(name: str, tmp_path: Path) -> None:
+    train(small(name), tmp_path / "a")
+    train(small(name), tmp_path / "b")
+    train(small(name, seed=1), tmp_path / "c")
+    a, b, c = (agent_state(tmp_path / k) for k in "abc")
+    assert_same(a, b)
+    assert any(not torch.equal(a[k], c[k]) for k in a)
+
+
+def test_evaluation_never_disturbs_training(tmp_path: Path) -> None:
+    train(small(), tmp_path / "often")
+    train(small(evaluation=EvaluationConfig(every_vec_steps=0, episodes=1)), tmp_path / "once")
+    assert_same(agent_state(tmp_path / "often"), agent_state(tmp_path / "once"))
+
+
+ENVS: list[Any] = [
+    ("fast_td3/pendulum", None),
+    ("fast_sac/pendulum", None),
+    ("fast_td3/pendulum", TensorConfig(task="point_mass", privileged=True, num_tasks=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "env"), ENVS)
+def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(
+    name: str, env: Any, tmp_path: Path
+) -> None:
+    changes = {} if env is None else {"env": env}
+    whole = small(name, **changes)
+    train(whole, tmp_path / "whole")
+    train(replace(whole, total_vec_steps=130), tmp_path / "parts")
+    # The schedule of the learning rate reads the whole length, so it must be stated from the start.
+    resume(tmp_path / "parts", total_vec_steps=240)
+    a, b = (checkpoint.load(tmp_path / k) for k in ("whole", "parts"))
+    skip = ("lr", "train_seconds")
+    one, two = tensors(a.state), tensors(b.state)
+    flat = whole.agent.critic_optim.lr == whole.agent.critic_optim.lr_end  # type: ignore[attr-defined]
+    if flat:
+        assert_same(one, two)
+    assert one.keys() == two.keys()
+    assert not [k for k in skip if k in one]
+
+
+def test_resuming_is_exact_also_with_a_schedule(tmp_path: Path) -> None:
+    """Killed without warning after a save, then resumed: every tensor of the state is the same bit for bit."""
+    whole = small()
+    train(whole, tmp_path / "whole")
+
+    def stop_at(step: int) -> None:
+        killed = tmp_path / f"killed{step}"
+        pid = os.fork()
+        if pid == 0:  # the child dies in the middle of its training, as kill -9 would end it
+            torch.set_num_threads(1)
+            import fleetfoot.topologies.synchronous as module
+
+            inner = module.rollout
+
+            def dying(*args: Any) -> Any:
+                for count, transition in enumerate(inner(*args)):
+                    if count == step:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    yield transition
+
+            module.rollout = dying  # type: ignore[assignment]
+            train(whole, killed)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert checkpoint.load(killed).step < step
+        resume(killed)
+        one, two = (tensors(checkpoint.load(f).state) for f in (tmp_path / "whole", killed))
+        assert_same(one, two)
+
+    for step in (95, 173):
+        stop_at(step)
+
+
+def test_without_the_replay_a_resumed_run_still_goes_on(tmp_path: Path) -> None:
+    recipe = small(checkpoint=CheckpointConfig(every_vec_steps=70, replay=False))
+    train(replace(recipe, total_vec_steps=100), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("replay.safetensors"))
+    result = resume(tmp_path / "run", total_vec_steps=160)
+    assert result.finished
+    assert result.counters.vec_steps == 160
+
+
+def test_a_simulator_without_saved_state_marks_the_break(tmp_path: Path) -> None:
+    from fleetfoot.envs.gym import GymConfig
+
+    recipe = small(env=GymConfig(id="Pendulum-v1"), total_vec_steps=60)
+    train(recipe, tmp_path / "run")
+    resume(tmp_path / "run", total_vec_steps=75)
+    ring = checkpoint.load(tmp_path / "run").state["replay"]["ring"]
+    ends = ring["tensors"]["ends"].view(-1, 8)
+    assert ends[59].tolist() == [2] * 8, "the last row before the break counts as truncated"
+    assert ends[:59].sum() == 0
+
+
+def test_ctrl_c_saves_and_returns(tmp_path: Path) -> None:
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    before = signal.getsignal(signal.SIGINT)
+    result = train(small(total_vec_steps=100_000), tmp_path / "run")
+    assert not result.finished
+    assert checkpoint.load(tmp_path / "run").step == result.counters.vec_steps > 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@part
+class SpoiledConfig:
+    """The pendulum, until at one step something is no number."""
+
+    at: int = 150
+    what: str = "obs"
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        env = TensorConfig().build(num_envs, seed, device)
+        inner, count = env.step, 0
+
+        def step(action: torch.Tensor) -> Any:
+            nonlocal count
+            count += 1
+            out = inner(action)
+            if count != self.at:
+                return out
+            if self.what == "reward":
+                return out._replace(reward=out.reward * float("nan"))
+            bad = type(out.obs)(*(x if x is None else x * float("inf") for x in out.obs))
+            return out._replace(obs=bad, next_obs=bad)
+
+        env.step = step  # type: ignore[method-assign]
+        return env
+
+    def for_evaluation(self) -> TensorConfig:
+        return TensorConfig()
+
+
+@pytest.mark.parametrize(
+    ("what", "named"), [("obs", "env/obs_magnitude"), ("reward", "env/reward")]
+)
+def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
+    what: str, named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NonFinite, match=named) as caught:
+        train(small(env=SpoiledConfig(what=what)), tmp_path / "run")
+    assert isinstance(caught.value, UserError)
+    loaded = checkpoint.load(tmp_path / "run")
+    assert loaded.step == 140
+    assert all(
+        bool(torch.isfinite(t).all())
+        for t in tensors(loaded.state["agent"]).values()
+        if t.is_floating_point()
+    )
+
+
+def test_non_finite_losses_are_named(tmp_path: Path) -> None:
+    recipe = small()
+    agent: Any = recipe.agent
+    wild = replace(agent.critic_optim, lr=1e30, lr_end=1e30)
+    with pytest.raises(NonFinite, match="critic/"):
+        train(replace(recipe, agent=replace(agent, critic_optim=wild)), tmp_path / "run")
+
+
+def test_a_checkpoint_of_other_networks_is_refused(tmp_path: Path) -> None:
+    train(small(total_vec_steps=80), tmp_path / "run")
+    path = tmp_path / "run" / "recipe.json"
+    tree = json.loads(path.read_text())
+    tree["agent"]["critic_net"]["hidden"] = [24]
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="does not fit this recipe"):
+        resume(tmp_path / "run", total_vec_steps=120)
+
+
+def test_bf16_stays_close_and_compiled_equals_eager(tmp_path: Path) -> None:
+    short = small(total_vec_steps=40, evaluation=EvaluationConfig(every_vec_steps=0, episodes=1))
+    train(short, tmp_path / "eager")
+    train(replace(short, precision="bf16"), tmp_path / "bf16")
+    a, b = (agent_state(tmp_path / k) for k in ("eager", "bf16"))
+    names = [k for k in a if k.startswith(("/policy/net", "/critic/net"))]
+    assert len(names) == 8
+    gap = max(float((a[k] - b[k]).abs().max()) for k in names)
+    assert 0 < gap < 0.05
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
+def test_solves_the_pendulum(name: str, tmp_path: Path) -> None:
+    recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, total_vec_steps=1000)
+    assert train(recipe, tmp_path / "run").last_return >= -200
+
+
+@pytest.mark.learning
+def test_simba_with_privileged_critics_and_tasks_learns_the_point_mass(tmp_path: Path) -> None:
+    base = recipes.get("fast_td3/pendulum")
+    agent: Any = base.agent
+    recipe = replace(
+        base,
+        env=TensorConfig(task="point_mass", privileged=True, num_tasks=2),
+        agent=replace(
+            agent,
+            normalize_reward=True,
+            v_min=-10.0,
+            v_max=10.0,
+            policy_net=SimbaV2Config(width=32, blocks=1),
+            critic_net=SimbaV2Config(width=32, blocks=1),
+        ),
+        log=QUIET,
+        evaluation=EvaluationConfig(every_vec_steps=400, episodes=32),
+        total_vec_steps=400,
+        device="cpu",
+        threads=1,
+    )
+    first = train(replace(recipe, total_vec_steps=25), tmp_path / "untrained").last_return
+    last = train(recipe, tmp_path / "run").last_return
+    assert last > first + 0.5 * abs(first)
