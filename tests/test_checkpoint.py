@@ -219,7 +219,9 @@ def state_of(step: int, size: int = 64) -> dict[str, Any]:
 
 
 def save(checkpoint: Checkpoint, step: int, score: float | None = None) -> Path:
-    return checkpoint.save(state_of(step), recipe_json=RECIPE, step=step, score=score)
+    if score is not None:
+        checkpoint.save_best(state_of(step), recipe_json=RECIPE, step=step, score=score)
+    return checkpoint.save(state_of(step), recipe_json=RECIPE, step=step)
 
 
 def names(folder: Path) -> set[str]:
@@ -243,7 +245,7 @@ def test_last_and_best_are_kept(tmp_path: Path) -> None:
     for start in (tmp_path, folder, path):
         last = load(start)
         assert same(last.state, state_of(400))
-        assert (last.step, last.score, last.recipe_json) == (400, 4.0, RECIPE)
+        assert (last.step, last.score, last.recipe_json) == (400, None, RECIPE)
         assert last.folder == path
     best = load(tmp_path, which="best")
     assert (best.step, best.score) == (200, 5.0)

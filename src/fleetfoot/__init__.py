@@ -9,10 +9,16 @@ result = train(replace(recipes.get("fast_td3/halfcheetah"), seed=3))
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 # `part` the decorator; the module of the same name stays reachable as `from fleetfoot.part import ...`.
 from fleetfoot.part import UserError, part
+
+# OpenMP threads that wait for each other spin for a while before they sleep. With the default of libgomp (far longer
+# than any of our products) a second busy process on the same cores makes training many times slower. This must be
+# set before torch is loaded; whoever has set it already is left alone.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
     from fleetfoot import recipes

@@ -43,6 +43,9 @@ RESUMABLE = (
     "compile",
     "precision",
 )
+RESUMABLE_ENDINGS = (
+    "_optim",
+)  # learning rates and the like: what a user changes after a loss exploded
 
 # The modules whose parts a stored recipe may name without an import by the user.
 OWN_PARTS = (
@@ -94,9 +97,9 @@ def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Resu
 
 def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> Result:
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
-    place = Path(folder)
-    stored = read_recipe(place)
-    fixed = [path for path in differences(stored, recipe) if path.split(".")[0] not in RESUMABLE]
+    place = run_of(folder)
+    stored = read_recipe(folder)
+    fixed = [path for path in differences(stored, recipe) if not _may_change(path)]
     if fixed:
         raise UserError(
             f"{fixed[0]} cannot change when a run goes on (the checkpoint was made with "
@@ -113,7 +116,7 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
                 _remove(place / leftover)
             _write_recipe(place, recipe)
             return recipe.topology.run(recipe, place, None)
-        loaded = checkpoint.load(place, which="last")
+        loaded = checkpoint.load(folder, which="last")
         if loaded.step >= recipe.total_vec_steps:
             raise UserError(
                 f"{place} is finished after {loaded.step:,} vec steps; "
@@ -121,6 +124,11 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
             )
         _write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, loaded.state)
+
+
+def which_there_is(folder: Path | str, which: Which) -> Which:
+    """`which`, or "last" where nothing has been evaluated and so none is the best."""
+    return which if (Path(folder) / "checkpoints" / "best.json").exists() else "last"
 
 
 def load_policy(folder: Path | str, which: Which = "best", device: str = "cpu") -> LoadedPolicy:
@@ -159,11 +167,11 @@ def record_run(
     strip: Path | str | None = None,
 ) -> Path:
     """Film the policy in real time as MP4 (by default in the run's `videos/`), and cut a 4-frame PNG `strip`."""
-    place = Path(folder)
-    recipe = read_recipe(place)
+    place = run_of(folder)
+    recipe = read_recipe(folder)
     chosen = recipe.seeds().evaluation if seed is None else seed
     with _evaluation_env(recipe, num_envs=1, seed=chosen, device="cpu") as env:
-        policy = _policy(recipe, env.spec, place, which, "cpu")
+        policy = _policy(recipe, env.spec, Path(folder), which, "cpu")
         frames: Any = record.film(policy, env, seconds)
         if strip is not None:
             frames = list(frames)
@@ -185,6 +193,18 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
     return next(place for place in places if not place.exists())
 
 
+def run_of(path: Path | str) -> Path:
+    """The run that a folder is, or that one of its checkpoints belongs to."""
+    place = Path(path)
+    inside = (place / "state.json").is_file() and place.resolve().parent.name == "checkpoints"
+    return place.resolve().parent.parent if inside else place
+
+
+def _may_change(path: str) -> bool:
+    names = path.split(".")
+    return names[0] in RESUMABLE or any(name.endswith(RESUMABLE_ENDINGS) for name in names)
+
+
 def is_run(folder: Path) -> bool:
     return (folder / "recipe.json").is_file()
 
@@ -195,7 +215,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
-    path = Path(folder) / "recipe.json"
+    path = run_of(folder) / "recipe.json"
     if not path.is_file():
         raise UserError(f"{folder} is no run folder: it has no recipe.json.")
     load_own_parts()
@@ -233,9 +253,7 @@ def _look_up(value: Any, path: str) -> Any:
 
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
-    if which == "best" and not (folder / "checkpoints" / "best.json").exists():
-        which = "last"
-    loaded = checkpoint.load(folder, which=which, with_replay=False)
+    loaded = checkpoint.load(folder, which=which_there_is(folder, which), with_replay=False)
     agent = recipe.agent.build(
         spec,
         gamma=recipe.gamma,

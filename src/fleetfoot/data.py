@@ -45,6 +45,7 @@ class EnvSpec:
         0  # the first so many critic features repeat the actor's first features; stored once
     )
     obs_dtype: torch.dtype = torch.float32  # torch.uint8 for images
+    critic_dtype: torch.dtype = torch.float32  # of what only the critic sees
     episode_length: int | None = None  # vec steps until truncation, if there is a limit
     tasks: tuple[str, ...] = ()  # names, for multi-task sets; empty otherwise
     task_ids: tuple[

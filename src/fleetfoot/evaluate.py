@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -65,22 +64,6 @@ class Evaluator:
 
     def close(self) -> None:
         self.env.close()
-
-
-def evaluate(
-    policy: nn.Module, env: VecEnv, episodes: int, max_vec_steps: int = 10_000
-) -> Evaluation:
-    """So many whole episodes, in rounds of one per environment."""
-    rounds = [
-        first_episodes(policy, env, env.reset(), max_vec_steps)
-        for _ in range(math.ceil(episodes / env.spec.num_envs))
-    ]
-    successes = [r.success for r in rounds if r.success is not None]
-    return Evaluation(
-        torch.cat([r.returns for r in rounds])[:episodes],
-        torch.cat([r.lengths for r in rounds])[:episodes],
-        torch.cat(successes)[:episodes] if successes else None,
-    )
 
 
 @torch.no_grad()

@@ -3,16 +3,21 @@ per-environment exploration state."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import Continuous, EnvSpec, Obs
+from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.part import UserError, part
 
 
 class Explorer(Protocol):
+    takes_noise: bool
+    """Calls `behaviour(obs, noise)` rather than `behaviour(obs)`."""
+
     def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
         """The action to execute, inside the action space."""
         ...
@@ -28,6 +33,17 @@ class Explorer(Protocol):
 
 class ExplorerConfig(Protocol):
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> Explorer: ...
+
+
+def check_behaviour(behaviour: nn.Module, takes_noise: bool) -> None:
+    """Refuse an agent whose behaviour network speaks another language than the explorer."""
+    arguments = len(inspect.signature(behaviour.forward).parameters)
+    if arguments == (2 if takes_noise else 1):
+        return
+    sampled, noisy = "AsSampledConfig", "NoiseLadderConfig"
+    if takes_noise:
+        raise UserError(f"this agent's policy does not sample: use {noisy}, not {sampled}.")
+    raise UserError(f"this agent's policy samples by itself: use {sampled}, not {noisy}.")
 
 
 class _Random:
@@ -51,10 +67,13 @@ class _Random:
         return torch.randn(self.shape, generator=self.generator, device=self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self.generator.get_state(), "random_left": self.random_left}
+        return {
+            "generator": generator_state(self.generator),
+            "random_left": self.random_left,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
         self.random_left = state["random_left"]
 
 
@@ -80,6 +99,8 @@ class NoiseLadderConfig:
 
 
 class NoiseLadder:
+    takes_noise = False
+
     def __init__(self, cfg: NoiseLadderConfig, spec: EnvSpec, seed: int, device: torch.device):
         self.cfg = cfg
         self.random = _Random(spec, cfg.random_vec_steps, seed, device)
@@ -129,6 +150,8 @@ class AsSampledConfig:
 
 class AsSampled:
     """Calls `behaviour(obs, noise)` with standard normal noise [N, A]: the network owns no randomness."""
+
+    takes_noise = True
 
     def __init__(self, random: _Random):
         self.random = random

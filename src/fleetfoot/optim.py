@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.part import part
+from fleetfoot.part import UserError, part
 
 
 class Stepper(Protocol):
@@ -42,6 +42,11 @@ class AdamWConfig:
         constrain_: Callable[[], None] = lambda: None,
     ) -> LocalStepper:
         """`constrain_` runs after each step, for weights that must stay on a manifold."""
+        if not (self.lr > 0 and self.lr_end > 0 and self.weight_decay >= 0):
+            raise UserError(
+                "learning rates must be above 0 and weight decay at least 0, not "
+                f"{self.lr}, {self.lr_end} and {self.weight_decay}."
+            )
         return LocalStepper(self, list(parameters), total_steps, constrain_)
 
 
@@ -79,13 +84,16 @@ class LocalStepper:
         self.optimizer.zero_grad(set_to_none=True)
         self.constrain_()
         self.steps += 1
+        self._schedule()
+        return norm
+
+    def _schedule(self) -> None:
         if self.cfg.lr_end != self.cfg.lr:
             self.lr.fill_(cosine(self.cfg.lr, self.cfg.lr_end, self.steps / self.total_steps))
-        return norm
 
     def state_dict(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()["state"]
-        return {"adamw": state, "steps": self.steps, "lr": self.lr}
+        return {"adamw": state, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         whole = self.optimizer.state_dict()
@@ -93,7 +101,7 @@ class LocalStepper:
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
         self.steps = state["steps"]
-        self.lr.copy_(state["lr"])
+        self._schedule()
 
 
 def cosine(start: float, end: float, progress: float) -> float:

@@ -15,9 +15,9 @@ class PaceConfig:
     """Vec steps collected before the first update."""
 
     def build(self) -> Pace:
-        if self.updates_per_vec_step < 0:
+        if not 0 <= self.updates_per_vec_step < float("inf"):
             raise UserError(
-                f"pace.updates_per_vec_step cannot be negative ({self.updates_per_vec_step})."
+                f"pace.updates_per_vec_step must be 0 or more, not {self.updates_per_vec_step}."
             )
         return Pace(self)
 
@@ -32,15 +32,24 @@ class Pace:
     def __init__(self, cfg: PaceConfig):
         self.cfg = cfg
         self.vec_steps = 0
+        self.held_vec_steps = 0
+
+    def hold(self, vec_steps: int) -> None:
+        """Owe nothing for so many vec steps, say because the replay has to fill again; they are not made up for."""
+        self.held_vec_steps = vec_steps
 
     def owed(self) -> int:
         """Call once per vec step; returns the updates due after it."""
         before = self.cfg.updates_after(self.vec_steps)
         self.vec_steps += 1
+        if self.held_vec_steps > 0:
+            self.held_vec_steps -= 1
+            return 0
         return self.cfg.updates_after(self.vec_steps) - before
 
     def state_dict(self) -> dict[str, Any]:
-        return {"vec_steps": self.vec_steps}
+        return {"vec_steps": self.vec_steps, "held_vec_steps": self.held_vec_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.vec_steps = state["vec_steps"]
+        self.held_vec_steps = state["held_vec_steps"]

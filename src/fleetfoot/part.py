@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
+import types
 import typing
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -24,6 +26,14 @@ class UserError(Exception):
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def part(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, keyword-only dataclass that recipes can hold and JSON can carry."""
+    own_check = cls.__dict__.get("__post_init__")
+
+    def check(self: Any) -> None:
+        check_types(self)
+        if own_check is not None:
+            own_check(self)
+
+    cls.__post_init__ = check  # type: ignore[attr-defined]
     made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     known = PARTS.setdefault(cls.__name__, made)
     if (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
@@ -32,6 +42,42 @@ def part(cls: type[T]) -> type[T]:
         )
     PARTS[cls.__name__] = made
     return made
+
+
+def check_types(value: Any) -> None:
+    """Refuse numbers, texts and choices of the wrong kind, which Python itself would take silently."""
+    hints = _hints(typing.cast(typing.Hashable, type(value)))
+    for field in dataclasses.fields(value):
+        given, wanted = getattr(value, field.name), hints[field.name]
+        if not _fits(given, wanted):
+            options = typing.get_args(wanted)
+            known = ", ".join(map(str, options)) if typing.get_origin(wanted) is Literal else wanted
+            kind = getattr(known, "__name__", known)
+            raise UserError(
+                f"{type(value).__name__}.{field.name} cannot be {given!r}; it must be {kind}."
+            )
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    origin = typing.get_origin(wanted)
+    if origin is Literal:
+        return given in typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(given, one) for one in typing.get_args(wanted))
+    if wanted is type(None):
+        return given is None
+    if wanted is float:
+        return isinstance(given, (int, float)) and not isinstance(given, bool)
+    if wanted is int:
+        return isinstance(given, int) and not isinstance(given, bool)
+    if wanted in (bool, str):
+        return isinstance(given, wanted)
+    return True  # tuples, dictionaries and other parts answer for themselves
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:

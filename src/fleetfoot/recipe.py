@@ -114,6 +114,9 @@ class Recipe:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not 0.0 <= self.gamma <= 1.0:
             raise UserError(f"gamma must lie between 0 and 1, not {self.gamma}.")
+        for name in ("seed", "threads"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
         self.torch_device()
 
 
@@ -124,6 +127,10 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:K.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:K.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count() > 0:
+        raise UserError(f"device {name} was asked for, but there are {torch.cuda.device_count()}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "device cuda was asked for, but torch sees no GPU; use --device cpu or auto."

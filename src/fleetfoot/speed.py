@@ -29,7 +29,8 @@ def learner(
         return agent.update
 
     def update(batch: Batch) -> Learned:
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        # No cache of cast weights: an update changes weights and reads them again inside this context.
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
             return agent.update(batch)
 
     return update

@@ -18,12 +18,16 @@ from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
 from fleetfoot.log import LogConfig, NonFinite
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.rollout import rollout as true_rollout
+from fleetfoot.topologies import synchronous as synchronous_module
+from fleetfoot.topologies.run import Clock
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 
@@ -96,58 +100,60 @@ ENVS: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "env"), ENVS)
-def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_weights(
-    name: str, env: Any, tmp_path: Path
+def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_state(
+    name: str, env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ctrl-C at a step where nothing was due, then resume: every tensor of the state is the same bit for bit."""
     changes = {} if env is None else {"env": env}
-    whole = small(name, **changes)
-    train(whole, tmp_path / "whole")
-    train(replace(whole, total_vec_steps=130), tmp_path / "parts")
-    # The schedule of the learning rate reads the whole length, so it must be stated from the start.
-    resume(tmp_path / "parts", total_vec_steps=240)
-    a, b = (checkpoint.load(tmp_path / k) for k in ("whole", "parts"))
-    skip = ("lr", "train_seconds")
-    one, two = tensors(a.state), tensors(b.state)
-    flat = whole.agent.critic_optim.lr == whole.agent.critic_optim.lr_end  # type: ignore[attr-defined]
-    if flat:
-        assert_same(one, two)
-    assert one.keys() == two.keys()
-    assert not [k for k in skip if k in one]
+    recipe = small(name, **changes)
+    if env is not None:
+        agent: Any = recipe.agent
+        recipe = replace(recipe, agent=replace(agent, v_max=10.0, normalize_reward=True))
+    train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(synchronous_module, "rollout", interrupted_at(133))
+        assert not train(recipe, tmp_path / "parts").finished
+    assert checkpoint.load(tmp_path / "parts").step == 133
+    assert resume(tmp_path / "parts").finished
+    one, two = (tensors(checkpoint.load(tmp_path / k).state) for k in ("whole", "parts"))
+    assert_same(one, two)
 
 
-def test_resuming_is_exact_also_with_a_schedule(tmp_path: Path) -> None:
-    """Killed without warning after a save, then resumed: every tensor of the state is the same bit for bit."""
+def interrupted_at(step: int) -> Any:
+    """A rollout during whose so-many-th step the user presses Ctrl-C."""
+
+    def rollout(*args: Any) -> Any:
+        for count, transition in enumerate(true_rollout(*args), start=1):
+            if count == step:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield transition
+
+    return rollout
+
+
+def test_a_run_killed_without_warning_and_resumed_ends_with_the_same_state(tmp_path: Path) -> None:
     whole = small()
     train(whole, tmp_path / "whole")
-
-    def stop_at(step: int) -> None:
+    wanted = tensors(checkpoint.load(tmp_path / "whole").state)
+    for step in (95, 173):
         killed = tmp_path / f"killed{step}"
         pid = os.fork()
         if pid == 0:  # the child dies in the middle of its training, as kill -9 would end it
-            torch.set_num_threads(1)
-            import fleetfoot.topologies.synchronous as module
 
-            inner = module.rollout
-
-            def dying(*args: Any) -> Any:
-                for count, transition in enumerate(inner(*args)):
-                    if count == step:
+            def dying(*args: Any, until: int = step) -> Any:
+                for count, transition in enumerate(true_rollout(*args)):
+                    if count == until:
                         os.kill(os.getpid(), signal.SIGKILL)
                     yield transition
 
-            module.rollout = dying  # type: ignore[assignment]
+            synchronous_module.rollout = dying  # type: ignore[assignment]
             train(whole, killed)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status)
         assert os.WTERMSIG(status) == signal.SIGKILL
         assert checkpoint.load(killed).step < step
         resume(killed)
-        one, two = (tensors(checkpoint.load(f).state) for f in (tmp_path / "whole", killed))
-        assert_same(one, two)
-
-    for step in (95, 173):
-        stop_at(step)
+        assert_same(wanted, tensors(checkpoint.load(killed).state))
 
 
 def test_without_the_replay_a_resumed_run_still_goes_on(tmp_path: Path) -> None:
@@ -246,7 +252,17 @@ def test_a_checkpoint_of_other_networks_is_refused(tmp_path: Path) -> None:
         resume(tmp_path / "run", total_vec_steps=120)
 
 
-def test_bf16_stays_close_and_compiled_equals_eager(tmp_path: Path) -> None:
+def test_ctrl_c_after_something_is_no_number_keeps_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synchronous_module, "rollout", interrupted_at(105))
+    recipe = small(env=SpoiledConfig(at=103, what="reward"))
+    with pytest.raises(NonFinite, match="env/reward"):
+        train(recipe, tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run").step == 70
+
+
+def test_bf16_stays_close(tmp_path: Path) -> None:
     short = small(total_vec_steps=40, evaluation=EvaluationConfig(every_vec_steps=0, episodes=1))
     train(short, tmp_path / "eager")
     train(replace(short, precision="bf16"), tmp_path / "bf16")
@@ -255,6 +271,49 @@ def test_bf16_stays_close_and_compiled_equals_eager(tmp_path: Path) -> None:
     assert len(names) == 8
     gap = max(float((a[k] - b[k]).abs().max()) for k in names)
     assert 0 < gap < 0.05
+
+
+def test_the_clock_stands_still_while_paused_and_goes_on_where_it_was() -> None:
+    now = [0.0]
+    clock = Clock(read=lambda: now[0])
+    now[0] = 2.0
+    with clock.paused():
+        now[0] = 50.0
+        assert clock.seconds() == 2.0
+    now[0] = 51.0
+    assert clock.seconds() == 3.0
+    clock.restart(100.0)
+    now[0] = 51.5
+    assert clock.seconds() == 100.5
+
+
+def test_evaluations_save_the_best_policy_and_nothing_else(tmp_path: Path) -> None:
+    recipe = small(checkpoint=CheckpointConfig(every_vec_steps=0), total_vec_steps=230)
+    result = train(recipe, tmp_path / "run")
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    saved = [line["vec_steps"] for line in lines if "eval/return" in line]
+    assert saved == [100, 200, 230]
+    best = checkpoint.load(tmp_path / "run", which="best")
+    assert best.score == result.best_return
+    assert best.step in saved
+    assert "replay" not in best.state
+
+
+def test_an_explorer_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="NoiseLadderConfig"):
+        train(small(explorer=AsSampledConfig()), tmp_path / "a")
+    with pytest.raises(UserError, match="AsSampledConfig"):
+        train(small("fast_sac/pendulum", explorer=NoiseLadderConfig()), tmp_path / "b")
+
+
+def test_learning_rates_may_change_when_a_run_goes_on_and_networks_may_not(tmp_path: Path) -> None:
+    recipe = small(total_vec_steps=80)
+    train(recipe, tmp_path / "run")
+    agent: Any = recipe.agent
+    slower = replace(agent, critic_optim=replace(agent.critic_optim, lr=1e-5, lr_end=1e-5))
+    resume(tmp_path / "run", total_vec_steps=90, agent=slower)
+    with pytest.raises(UserError, match=r"agent\.tau cannot change"):
+        resume(tmp_path / "run", total_vec_steps=100, agent=replace(slower, tau=0.5))
 
 
 @pytest.mark.learning

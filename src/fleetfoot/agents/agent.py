@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fleetfoot.data import Batch, EnvSpec, Learned, Transition
+from fleetfoot.part import UserError
 
 
 class Agent(Protocol):
@@ -20,7 +21,8 @@ class Agent(Protocol):
 
     @property
     def behaviour(self) -> nn.Module:
-        """Obs -> what the explorer reads: an action, a sampled action, or q-values."""
+        """What the explorer reads. Obs -> an action (for noise on top) or q-values; stochastic policies take
+        (Obs, standard normal noise [N, A]) -> a sampled action, and own no randomness themselves."""
         ...
 
     def observe(self, fresh: Transition) -> None:
@@ -31,7 +33,9 @@ class Agent(Protocol):
         """One update."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning changes. The entry "policy" holds `policy.state_dict()`."""
+        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -53,3 +57,38 @@ class AgentConfig(Protocol):
     ) -> Agent:
         """`total_updates` is the length of the learning-rate schedules."""
         ...
+
+
+class ValueLearnerConfig(Protocol):
+    """The fields that agents with categorical critics share."""
+
+    @property
+    def v_min(self) -> float: ...
+    @property
+    def v_max(self) -> float: ...
+    @property
+    def atoms(self) -> int: ...
+    @property
+    def critics(self) -> int: ...
+    @property
+    def tau(self) -> float: ...
+    @property
+    def policy_every(self) -> int: ...
+    @property
+    def normalize_reward(self) -> bool: ...
+
+
+def check_value_learner(cfg: ValueLearnerConfig) -> None:
+    """Refuse settings that cannot learn, in one line."""
+    if cfg.v_min >= cfg.v_max:
+        raise UserError(f"agent.v_min ({cfg.v_min}) must be below agent.v_max ({cfg.v_max}).")
+    for name, least in (("atoms", 2), ("critics", 1), ("policy_every", 1)):
+        if getattr(cfg, name) < least:
+            raise UserError(f"agent.{name} must be at least {least}, not {getattr(cfg, name)}.")
+    if not 0.0 < cfg.tau <= 1.0:
+        raise UserError(f"agent.tau must be above 0 and at most 1, not {cfg.tau}.")
+    if cfg.normalize_reward and not cfg.v_min < 0.0 < cfg.v_max:
+        raise UserError(
+            "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "
+            f"v_min is {cfg.v_min} and v_max is {cfg.v_max}."
+        )

@@ -29,7 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.agents.agent import check_value_learner
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
@@ -68,8 +70,7 @@ class FastSACConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastSAC:
-        if self.v_min >= self.v_max:
-            raise UserError(f"agent.v_min ({self.v_min}) must be below agent.v_max ({self.v_max}).")
+        check_value_learner(self)
         if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
             raise UserError(
                 f"FastSAC needs continuous actions and flat observations; {spec.name} has "
@@ -139,7 +140,9 @@ class FastSAC:
         self.cfg = cfg
         self.actions = spec.action.size
         self.target_entropy = cfg.target_entropy_per_action * self.actions
-        self.generator = torch.Generator(device).manual_seed(seed)
+        # One for each update, so that either can run alone and draw the same.
+        self.critic_noise = torch.Generator(device).manual_seed(seed)
+        self.policy_noise = torch.Generator(device).manual_seed(seed + 1)
         with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
             torch.manual_seed(seed)
             self.norms = ObsNorms(spec, cfg.normalize_obs)
@@ -182,7 +185,7 @@ class FastSAC:
         return learned
 
     def update_critic(self, batch: Batch) -> Learned:
-        loss, q, td_error = self.critic_loss(batch, self._noise(batch))
+        loss, q, td_error = self.critic_loss(batch, self._draw(self.critic_noise, batch))
         grad_norm = self.step_critic(loss)
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
@@ -190,7 +193,7 @@ class FastSAC:
 
     def update_policy(self, batch: Batch) -> Learned:
         with frozen(self.critic):
-            loss, log_prob = self.policy_loss(batch, self._noise(batch))
+            loss, log_prob = self.policy_loss(batch, self._draw(self.policy_noise, batch))
             grad_norm = self.step_policy(loss)
         entropy = -log_prob.mean()
         self.step_alpha(self.log_alpha * (entropy - self.target_entropy))  # (6)
@@ -236,16 +239,19 @@ class FastSAC:
         alpha = self.log_alpha.detach().exp()
         return (alpha * log_prob - q).mean(), log_prob.detach()  # (5)
 
-    def _noise(self, batch: Batch) -> Tensor:
+    def _draw(self, generator: torch.Generator, batch: Batch) -> Tensor:
         shape = (batch.reward.shape[0], self.actions)
-        return torch.randn(shape, generator=self.generator, device=self.z.device)
+        return torch.randn(shape, generator=generator, device=self.z.device)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             name: getattr(self, name).state_dict() for name in self._stateful()
         }
-        numbers = {"updates": self.updates, "log_alpha": self.log_alpha.detach()}
-        return state | numbers | {"generator": self.generator.get_state()}
+        state |= {"updates": self.updates, "log_alpha": self.log_alpha.detach()}
+        return state | {
+            "critic_noise": generator_state(self.critic_noise),
+            "policy_noise": generator_state(self.policy_noise),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self._stateful():
@@ -253,7 +259,8 @@ class FastSAC:
         self.updates = state["updates"]
         with torch.no_grad():
             self.log_alpha.copy_(state["log_alpha"])
-        self.generator.set_state(state["generator"])
+        restore_generator(self.critic_noise, state["critic_noise"])
+        restore_generator(self.policy_noise, state["policy_noise"])
 
     def _stateful(self) -> list[str]:
         names = ["policy", "critic", "critic_target"]

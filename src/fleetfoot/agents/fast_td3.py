@@ -29,7 +29,9 @@ Deviations from the published code:
     [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
     [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser
     touches it. Returns for reward
-        normalisation are kept per environment and their statistics per task.
+        normalisation are kept per environment and their statistics per task; the reward
+        of an episode's last step counts.
+    [8] The cosine of the learning rates advances with every update of its network, not with every vec step.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.agents.agent import check_value_learner
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
@@ -85,8 +89,7 @@ class FastTD3Config:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastTD3:
-        if self.v_min >= self.v_max:
-            raise UserError(f"agent.v_min ({self.v_min}) must be below agent.v_max ({self.v_max}).")
+        check_value_learner(self)
         if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
             raise UserError(
                 f"FastTD3 needs continuous actions and flat observations; {spec.name} has "
@@ -222,13 +225,13 @@ class FastTD3:
         state: dict[str, Any] = {
             name: getattr(self, name).state_dict() for name in self._stateful()
         }
-        return state | {"updates": self.updates, "generator": self.generator.get_state()}
+        return state | {"updates": self.updates, "generator": generator_state(self.generator)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self._stateful():
             getattr(self, name).load_state_dict(state[name])
         self.updates = state["updates"]
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
 
     def _stateful(self) -> list[str]:
         names = ["policy", "critic", "critic_target", "step_policy", "step_critic"]

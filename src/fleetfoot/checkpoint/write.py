@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,43 +45,49 @@ class Checkpoint:
         self.folder, self.replay, self.keep = Path(folder), replay, keep
         self._clean()
 
-    def save(
-        self,
-        state: dict[str, Any],
-        *,
-        recipe_json: Json,
-        step: int,
-        score: float | None = None,
-    ) -> Path:
-        """Save as the newest and, where `score` beats all before it, also as the best.
+    def save(self, state: dict[str, Any], *, recipe_json: Json, step: int) -> Path:
+        """Save as the newest, and return its folder. `step` counts vec steps.
 
-        `step` counts vec steps. The subtree `state["replay"]` goes to a file of its own. Returns
-        the folder of the newest. When the disk refuses: UserError, earlier checkpoints untouched.
+        The subtree `state["replay"]` goes to a file of its own. When the disk refuses: UserError,
+        earlier checkpoints untouched.
         """
-        lean = {key: value for key, value in state.items() if key != "replay"}
-        if score is not None and not math.isfinite(score):
-            score = None
+        kept = state if self.replay else _lean(state)
+        with self._saving():
+            newest = self._write(f"{step:09d}", kept, recipe_json, {"step": step, "score": None})
+            last = read_pointer(self.folder, "last")
+            older = [last["folder"], *last["older"]][: self.keep - 1] if last else []
+            self._point(
+                "last", {"folder": newest.name, "older": older, "step": step, "score": None}
+            )
+        return newest
+
+    def save_best(
+        self, state: dict[str, Any], *, recipe_json: Json, step: int, score: float
+    ) -> Path | None:
+        """Save as the best, without the replay, where `score` beats all before it."""
+        best = read_pointer(self.folder, "best")
+        if not math.isfinite(score) or (
+            best and best["score"] is not None and score <= best["score"]
+        ):
+            return None
         about = {"step": step, "score": score}
+        with self._saving():
+            folder = self._write(f"best-{step:09d}", _lean(state), recipe_json, about)
+            self._point("best", {"folder": folder.name, "older": [], **about})
+        return folder
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean()
-            # The best goes first: killed between the two, the resumed run passes here once more.
-            best = read_pointer(self.folder, "best")
-            top = best["score"] if best and best["score"] is not None else -math.inf
-            if score is not None and score > top:
-                folder = self._write(f"best-{step:09d}", lean, recipe_json, about)
-                self._point("best", {"folder": folder.name, "older": [], **about})
-            newest = self._write(f"{step:09d}", state if self.replay else lean, recipe_json, about)
-            last = read_pointer(self.folder, "last")
-            older = [last["folder"], *last["older"]][: self.keep - 1] if last else []
-            self._point("last", {"folder": newest.name, "older": older, **about})
+            yield
             self._clean()
         except OSError as error:
             raise UserError(
                 f"cannot save a checkpoint in {self.folder}: {error.strerror or error}; "
                 "the earlier checkpoint is kept"
             ) from error
-        return newest
 
     def _write(self, name: str, state: dict[str, Any], recipe_json: Json, about: Json) -> Path:
         packed = {"state": pack({k: v for k, v in state.items() if k != "replay"})}
@@ -152,6 +158,10 @@ class Checkpoint:
             f"the disk is full: a checkpoint in {self.folder} needs {needed:,} bytes and {free:,} "
             "are free; the earlier checkpoint is kept; make room or set checkpoint.replay=False"
         )
+
+
+def _lean(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != "replay"}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Json:

@@ -27,6 +27,11 @@ class EpisodeStats:
         self.returns.masked_fill_(ended, 0.0)
         self.lengths.masked_fill_(ended, 0.0)
 
+    def restart(self) -> None:
+        """All environments begin anew; the running episodes count as if they had never been."""
+        self.returns.zero_()
+        self.lengths.zero_()
+
     def metrics(self) -> dict[str, Mean]:
         """Means over the episodes that ended since this was last called; none: `Log` skips them."""
         total_return, total_length, count = self.ended.clone()

@@ -102,18 +102,22 @@ class Log:
     def flush(
         self, counters: Counters, extra: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Read the means since the last flush, add `extra`, write all of it and return it.
-
-        Waits for the device, once per device. Raises NonFinite, and writes nothing, where a value
-        is NaN or infinite.
-        """
-        metrics = self._read()
-        metrics.update(extra or {})
-        if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            raise NonFinite(bad, counters)
-        for sink in self.sinks:
-            sink.write(counters, metrics)
+        """`read` and `write` in one, with `extra` added."""
+        metrics = {**self.read(counters), **(extra or {})}
+        self.write(counters, metrics)
         return metrics
+
+    def read(self, counters: Counters) -> dict[str, float]:
+        """The means since the last reading. Waits for the device, once per device.
+
+        Raises NonFinite where a value is NaN or infinite.
+        """
+        return _all_finite(self._read(), counters)
+
+    def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        """Hand numbers to all sinks; raises NonFinite, and writes nothing, where one is not finite."""
+        for sink in self.sinks:
+            sink.write(counters, _all_finite(dict(metrics), counters))
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -130,3 +134,9 @@ class Log:
         self._sums, self._totals, self._counts = {}, defaultdict(float), defaultdict(float)
         # A count that is itself NaN must not hide its metric, so only a true zero is left out.
         return {name: totals[name] / counts[name] for name in sorted(totals) if counts[name] != 0}
+
+
+def _all_finite(metrics: dict[str, float], counters: Counters) -> dict[str, float]:
+    if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        raise NonFinite(bad, counters)
+    return metrics

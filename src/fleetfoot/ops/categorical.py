@@ -31,4 +31,5 @@ def project(probs: Tensor, shifted: Tensor, z: Tensor) -> Tensor:
 
 def mean(probs: Tensor, z: Tensor) -> Tensor:
     """Expected value of a distribution over z: [..., K] -> [...]."""
-    return probs @ z
+    # Not probs @ z: under autocast a product would round values and atoms to bfloat16.
+    return (probs * z).sum(-1)

@@ -33,8 +33,8 @@ def fold(reward: Tensor, terminated: Tensor, ended: Tensor, exists: Tensor, gamm
     powers = gamma ** torch.arange(n, device=reward.device, dtype=reward.dtype)
     length = inside.sum(1)
     last = (length - 1).unsqueeze(1)
-    done = terminated.gather(1, last).squeeze(1)
-    discount = gamma * powers.gather(0, last.squeeze(1)) * (~done).to(reward.dtype)
+    terminal = terminated.gather(1, last).squeeze(1)
+    discount = gamma * powers.gather(0, last.squeeze(1)) * (~terminal).to(reward.dtype)
     return Folded(
         torch.where(inside, reward * powers, 0.0).sum(1),
         discount,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fleetfoot.agents.fast_sac import FastSACConfig
@@ -16,16 +16,9 @@ from fleetfoot.recipes import fast_td3
 def from_td3(base: Recipe, name: str, **changes: Any) -> Recipe:
     """FastSAC in place of FastTD3: the same value support and networks, sampled exploration."""
     td3: Any = base.agent
+    shared = {f.name for f in fields(FastSACConfig)} & {f.name for f in fields(td3)}
     agent = FastSACConfig(
-        v_min=td3.v_min,
-        v_max=td3.v_max,
-        atoms=td3.atoms,
-        tau=td3.tau,
-        policy_every=2,
-        policy_net=td3.policy_net,
-        critic_net=td3.critic_net,
-        policy_optim=td3.policy_optim,
-        critic_optim=td3.critic_optim,
+        **{name: getattr(td3, name) for name in shared},
         alpha_optim=AdamWConfig(lr=1e-3, weight_decay=0.0),
     )
     return replace(base, name=name, agent=agent, explorer=AsSampledConfig(), **changes)
@@ -34,7 +27,7 @@ def from_td3(base: Recipe, name: str, **changes: Any) -> Recipe:
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_sac/halfcheetah": (
         "HalfCheetah-v5 on CPU cores",
-        lambda: from_td3(fast_td3.mujoco("HalfCheetah-v5", 600.0, 15_000), "fast_sac/halfcheetah"),
+        lambda: from_td3(fast_td3.mujoco("HalfCheetah-v5", 600.0, 5_000), "fast_sac/halfcheetah"),
     ),
     "fast_sac/pendulum": (
         "pendulum swing-up written in torch",

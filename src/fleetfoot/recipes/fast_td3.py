@@ -41,7 +41,7 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
         "agent": agent,
         "explorer": NoiseLadderConfig(std_min=0.05, std_max=0.6),
         "replay": ReplayConfig(capacity=1_000_000, n_step=3),
-        "pace": PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
+        "pace": PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=50),
         "topology": SynchronousConfig(),
         "evaluation": EvaluationConfig(every_vec_steps=total_vec_steps // 10, episodes=8),
         "checkpoint": CheckpointConfig(every_vec_steps=total_vec_steps // 5),
@@ -85,11 +85,11 @@ def pendulum() -> Recipe:
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/halfcheetah": (
         "HalfCheetah-v5 on CPU cores: the default",
-        lambda: mujoco("HalfCheetah-v5", 600.0, 15_000),
+        lambda: mujoco("HalfCheetah-v5", 600.0, 3_500),
     ),
     "fast_td3/walker2d": (
         "Walker2d-v5 on CPU cores",
-        lambda: mujoco("Walker2d-v5", 500.0, 15_000),
+        lambda: mujoco("Walker2d-v5", 500.0, 5_000),
     ),
     "fast_td3/pendulum": ("pendulum swing-up written in torch: solved in a minute", pendulum),
 }

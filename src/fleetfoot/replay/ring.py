@@ -33,11 +33,13 @@ class ObsStore:
         self.prefix = spec.critic_prefix
         self.out_dtype = spec.obs_dtype
         kept = torch.uint8 if spec.obs_dtype == torch.uint8 else dtype
+        self.critic_dtype = spec.critic_dtype
         self.actor = torch.zeros(length, *spec.obs_shape, dtype=kept, device=device)
         self.privileged: Tensor | None = None
         if spec.critic_shape is not None:
             first, *rest = spec.critic_shape
             shape = (first - self.prefix, *rest)
+            kept = torch.uint8 if spec.critic_dtype == torch.uint8 else dtype
             self.privileged = torch.zeros(length, *shape, dtype=kept, device=device)
 
     def write(self, start: int, obs: Obs) -> None:
@@ -60,7 +62,7 @@ class ObsStore:
         actor = actor.to(self.out_dtype)
         if privileged is None:
             return Obs(actor, actor, task)
-        privileged = privileged.to(self.out_dtype)
+        privileged = privileged.to(self.critic_dtype)
         if self.prefix:
             privileged = torch.cat([actor[:, : self.prefix], privileged], dim=1)
         return Obs(actor, privileged, task)
@@ -77,6 +79,7 @@ class Ring:
         self, spec: EnvSpec, rows: int, *, compact: bool, final_share: float, device: torch.device
     ):
         self.rows, self.lines, self.columns = rows, rows + 1, spec.num_envs
+        self.exact_final_obs = spec.exact_final_obs
         length = self.lines * self.columns
         obs_dtype = torch.bfloat16 if compact else torch.float32
         self.obs = ObsStore(spec, length, obs_dtype, device)
@@ -148,12 +151,14 @@ class Ring:
     def next_obs_at(self, age: Tensor, column: Tensor, ended: Tensor) -> tuple[Obs, Tensor]:
         """The observation that followed each row, and whether it is the true one.
 
-        It is not where the row's entry in the side table has been taken by a newer episode; such a row gets its own
-        observation instead.
+        It is not where the simulator lost it, nor where the row's entry in the side table has been taken by a newer
+        episode; such a row gets its own observation instead.
         """
         own, ahead = self.address(age, column), self.address(age + 1, column)
         entry = torch.where(ended, self.entry.index_select(0, own), self.finals).long()
         kept = self.final_owner.index_select(0, entry) == self.row_id(age, column)
+        if not self.exact_final_obs:
+            kept = torch.zeros_like(kept)
         actor, privileged = self.obs.gather(torch.where(ended & ~kept, own, ahead))
         final_actor, final_privileged = self.final_obs.gather(entry)
         use_final = ended & kept

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fleetfoot.generators import generator_state, restore_generator
+
 
 class Drawn(NamedTuple):
     age: Tensor  # [B] int64
@@ -22,13 +24,13 @@ class Uniform:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def draw(self, rows: int, size: int) -> Drawn:
-        # Two draws rather than one over size * columns: float32 would not reach every row of a large ring.
-        age = torch.randint(size, (rows,), generator=self.generator, device=self.device)
-        column = torch.randint(self.columns, (rows,), generator=self.generator, device=self.device)
+        # float64: float32 has too few steps to reach every row of a large ring equally often.
+        u = torch.rand(2, rows, generator=self.generator, device=self.device, dtype=torch.float64)
+        age, column = (u[0] * size).long(), (u[1] * self.columns).long()
         return Drawn(age, column, torch.ones(rows, device=self.device))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self.generator.get_state()}
+        return {"generator": generator_state(self.generator)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.data import Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.explore import Explorer
+from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.part import UserError, to_json
@@ -30,20 +30,27 @@ from fleetfoot.replay.replay import Replay
 class Clock:
     """Seconds of training: everything but what happens inside `paused`."""
 
-    def __init__(self) -> None:
-        self.seconds_before = 0.0
-        self.started = time.perf_counter()
+    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+        self.read = read
+        self.restart(0.0)
+
+    def restart(self, seconds: float) -> None:
+        """Go on from so many seconds, now."""
+        self.before = seconds
+        self.running_since: float | None = self.read()
 
     def seconds(self) -> float:
-        return self.seconds_before + time.perf_counter() - self.started
+        if self.running_since is None:
+            return self.before
+        return self.before + self.read() - self.running_since
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self.seconds_before = self.seconds()
+        self.before, self.running_since = self.seconds(), None
         try:
             yield
         finally:
-            self.started = time.perf_counter()
+            self.running_since = self.read()
 
 
 class Interrupt:
@@ -124,6 +131,7 @@ class Run:
             episodes=EpisodeStats(recipe.num_envs, device),
             clock=Clock(),
         )
+        check_behaviour(agent.behaviour, run.explorer.takes_noise)
         if state is not None:
             run.load_state_dict(state)
         run.log = recipe.log.build(
@@ -157,33 +165,42 @@ class Run:
         """
         every = self.recipe.evaluation.every_vec_steps
         evaluate = last or (every > 0 and self.vec_steps % every == 0)
-        save = last or self.recipe.checkpoint.due(self.vec_steps) or evaluate
+        save = last or self.recipe.checkpoint.due(self.vec_steps)
         if not (evaluate or save or self.log.due(self.vec_steps)):
             return
-        score: float | None = None
-        extra: dict[str, float] = {}
         self.log.add(self.episodes.metrics())
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
         with self.clock.paused():
+            metrics = self.log.read(self.counters())
             if evaluate:
-                evaluation = self.evaluator(self.agent.policy)
-                extra = evaluation.metrics()
-                score = extra[EVAL_RETURN]
-            self.log.flush(self.counters(), extra)
-            if score is not None:
-                self.last_return = score
-                self.best_return = score if not score <= self.best_return else self.best_return
+                metrics |= self.evaluator(self.agent.policy).metrics()
+            self.log.write(self.counters(), metrics)
+            if evaluate:
+                self.last_return = metrics[EVAL_RETURN]
+                if not self.last_return <= self.best_return:  # also when there was none before
+                    self.best_return = self.last_return
+                    self.checkpoint.save_best(
+                        self.state_dict(),
+                        recipe_json=to_json(self.recipe),
+                        step=self.vec_steps,
+                        score=self.best_return,
+                    )
             if save:
-                self.save(score)
+                self.save()
 
-    def save(self, score: float | None = None) -> None:
-        if self.saved_at == self.vec_steps:
-            return
+    def save(self) -> None:
         self.checkpoint.save(
-            self.state_dict(), recipe_json=to_json(self.recipe), step=self.vec_steps, score=score
+            self.state_dict(), recipe_json=to_json(self.recipe), step=self.vec_steps
         )
         self.saved_at = self.vec_steps
+
+    def interrupted(self) -> None:
+        """Save at once, unless what would be saved is spoiled or saved already."""
+        if self.saved_at != self.vec_steps:
+            self.log.add(self.episodes.metrics())
+            self.log.flush(self.counters())
+            self.save()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -205,17 +222,22 @@ class Run:
             for name in ("agent", "explorer", "pace", "episodes"):
                 getattr(self, name).load_state_dict(state[name])
             if "replay" in state:
-                self.replay.load_state_dict(state["replay"])
+                self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
+            else:
+                self.pace.hold(self.recipe.pace.warmup_vec_steps)
             if state["env"] is not None:
                 self.obs = self.env.load_state_dict(state["env"])
-            else:
-                self.replay.cut()  # the simulator began anew: what follows does not continue
+            else:  # the simulator began anew: what follows does not continue
+                self.replay.cut()
+                self.episodes.restart()
+                everywhere = torch.ones(self.recipe.num_envs, dtype=torch.bool, device=self.device)
+                self.explorer.restart(everywhere)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
         self.last_return, self.best_return = state["last_return"], state["best_return"]
-        self.clock.seconds_before = state["train_seconds"]
+        self.clock.restart(state["train_seconds"])
         self.saved_at = self.vec_steps
 
     def result(self, finished: bool) -> Result:
@@ -229,6 +251,6 @@ class Run:
         )
 
     def close(self) -> None:
-        self.log.close()
-        self.evaluator.close()
-        self.env.close()
+        with ExitStack() as stack:  # each is closed, also when another fails to
+            for part in (self.env, self.evaluator, self.log):
+                stack.callback(part.close)

@@ -41,5 +41,5 @@ def synchronous(run: Run) -> Result:
                 run.log.add(learned.metrics)
             run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
         if interrupt.asked:
-            run.save()
+            run.interrupted()
     return run.result(finished=run.vec_steps >= recipe.total_vec_steps)
