@@ -38,6 +38,9 @@ class MuJoCoConfig:
 
     task: str = "HalfCheetah-v5"
     threads: int = 0  # of the physics; 0: as many as there are usable cores
+    # Cut training episodes after so many steps; evaluation keeps the task's own length. Many environments that start
+    # together and never restart show the learner little more than what came of their common beginning.
+    episode_length: int | None = None
     mass_range: Range | None = (
         None  # factors on each body's mass and inertia, drawn per environment
     )
@@ -47,8 +50,13 @@ class MuJoCoConfig:
     render_height: int = 480
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> MuJoCoEnv:
+        task = mujoco_tasks.find(self.task)
+        if self.episode_length is not None:
+            if self.episode_length < 1:
+                raise UserError(f"env.episode_length must be at least 1, not {self.episode_length}")
+            task = dataclasses.replace(task, episode_length=self.episode_length)
         return MuJoCoEnv(
-            mujoco_tasks.find(self.task),
+            task,
             num_envs,
             seed,
             device,
@@ -61,7 +69,9 @@ class MuJoCoConfig:
         )
 
     def for_evaluation(self) -> MuJoCoConfig:
-        return dataclasses.replace(self, mass_range=None, friction_range=None, gain_range=None)
+        return dataclasses.replace(
+            self, episode_length=None, mass_range=None, friction_range=None, gain_range=None
+        )
 
 
 class MuJoCoEnv:

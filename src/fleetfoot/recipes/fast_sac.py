@@ -27,7 +27,7 @@ def from_td3(base: Recipe, name: str, **changes: Any) -> Recipe:
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_sac/halfcheetah": (
         "HalfCheetah-v5 on CPU cores",
-        lambda: from_td3(fast_td3.mujoco("HalfCheetah-v5", 600.0, 5_000), "fast_sac/halfcheetah"),
+        lambda: from_td3(fast_td3.halfcheetah(), "fast_sac/halfcheetah"),
     ),
     "fast_sac/pendulum": (
         "pendulum swing-up written in torch",
