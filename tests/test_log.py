@@ -132,9 +132,9 @@ def test_one_bad_value_between_flushes_is_named(bad: float) -> None:
 def test_bad_numbers_and_evaluations_are_named_too() -> None:
     log = Log([])
     log.add({"speed": math.inf, "loss": 1.0})
-    with pytest.raises(NonFinite, match="^speed became"):
+    with pytest.raises(NonFinite, match=r"^speed became"):
         log.flush(at(1))
-    with pytest.raises(NonFinite, match="^eval/return became"):
+    with pytest.raises(NonFinite, match=r"^eval/return became"):
         log.flush(at(1), {EVAL_RETURN: math.nan})
 
 

@@ -186,6 +186,30 @@ def test_truncations_whose_last_observation_is_gone_do_not_teach() -> None:
     assert 0 < int((weight == 0).sum()) < 36
 
 
+def test_where_the_simulator_loses_last_observations_truncations_do_not_teach() -> None:
+    spec = make_spec(2, exact_final_obs=False)
+    replay = ReplayConfig(capacity=40).build(spec, gamma=0.9, seed=0, device=CPU)
+    stream = Stream(spec, 3, 0.5)
+    steps = [stream.step() for _ in range(20)]
+    for step in steps:
+        replay.append(step)
+    truncated = torch.stack([step.truncated for step in steps]).flatten()
+    assert bool(truncated.any())
+    assert torch.equal(everything(replay).weight == 0, truncated)
+
+
+def test_images_for_the_actor_and_numbers_for_the_critic() -> None:
+    spec = make_spec(2, obs_shape=(1, 2, 2), obs_dtype=torch.uint8, critic_shape=(3,))
+    replay = ReplayConfig(capacity=10).build(spec, gamma=0.9, seed=0, device=CPU)
+    stream = Stream(spec, 0, 0.0)
+    step = stream.step()
+    replay.append(step)
+    batch = everything(replay)
+    assert torch.equal(batch.obs.actor, step.obs.actor)
+    assert batch.obs.actor.dtype == torch.uint8
+    assert torch.equal(batch.next_obs.critic, step.next_obs.critic)
+
+
 def test_tasks_belong_to_columns() -> None:
     spec = make_spec(3, tasks=("a", "b"), task_ids=(0, 1, 1))
     replay = ReplayConfig(capacity=30).build(spec, gamma=0.9, seed=0, device=CPU)

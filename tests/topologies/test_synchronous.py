@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import resume, train
@@ -26,6 +30,7 @@ from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rollout import rollout as true_rollout
+from fleetfoot.speed import Compiled
 from fleetfoot.topologies import synchronous as synchronous_module
 from fleetfoot.topologies.run import Clock
 
@@ -131,26 +136,34 @@ def interrupted_at(step: int) -> Any:
     return rollout
 
 
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from fleetfoot.api import train
+from fleetfoot.rollout import rollout as true_rollout
+from fleetfoot.topologies import synchronous
+from topologies.test_synchronous import small
+
+def dying(*args):
+    for count, transition in enumerate(true_rollout(*args)):
+        if count == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield transition
+
+synchronous.rollout = dying
+train(small(), Path(sys.argv[2]))
+"""
+
+
 def test_a_run_killed_without_warning_and_resumed_ends_with_the_same_state(tmp_path: Path) -> None:
-    whole = small()
-    train(whole, tmp_path / "whole")
+    train(small(), tmp_path / "whole")
     wanted = tensors(checkpoint.load(tmp_path / "whole").state)
     for step in (95, 173):
         killed = tmp_path / f"killed{step}"
-        pid = os.fork()
-        if pid == 0:  # the child dies in the middle of its training, as kill -9 would end it
-
-            def dying(*args: Any, until: int = step) -> Any:
-                for count, transition in enumerate(true_rollout(*args)):
-                    if count == until:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    yield transition
-
-            synchronous_module.rollout = dying  # type: ignore[assignment]
-            train(whole, killed)
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL
+        command = [sys.executable, "-c", DYING, str(step), str(killed)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ended = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
         assert checkpoint.load(killed).step < step
         resume(killed)
         assert_same(wanted, tensors(checkpoint.load(killed).state))
@@ -271,6 +284,33 @@ def test_bf16_stays_close(tmp_path: Path) -> None:
     assert len(names) == 8
     gap = max(float((a[k] - b[k]).abs().max()) for k in names)
     assert 0 < gap < 0.05
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU")
+@pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
+def test_compiled_equals_eager_to_rounding(name: str, tmp_path: Path) -> None:
+    short = small(name, total_vec_steps=26)
+    train(short, tmp_path / "eager")
+    train(replace(short, compile=True), tmp_path / "compiled")
+    a, b = (agent_state(tmp_path / k) for k in ("eager", "compiled"))
+    names = [k for k in a if k.startswith(("/policy/", "/critic/"))]
+    assert len(names) > 8
+    for k in names:
+        torch.testing.assert_close(a[k], b[k], atol=2e-4, rtol=2e-4)
+
+
+def test_what_cannot_be_compiled_runs_as_it_was() -> None:
+    def broken(function: Any, **options: Any) -> Any:
+        def fail(*args: Any) -> Any:
+            raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+        return fail
+
+    compiled = Compiled(lambda x: x + 1, "loss")
+    compiled.function = broken(None)
+    with pytest.warns(UserWarning, match="loss runs uncompiled: no compiler here"):
+        assert compiled(1) == 2
+    assert compiled(2) == 3  # and says so only once
 
 
 def test_the_clock_stands_still_while_paused_and_goes_on_where_it_was() -> None:

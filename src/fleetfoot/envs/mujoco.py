@@ -41,9 +41,8 @@ class MuJoCoConfig:
     # Cut training episodes after so many steps; evaluation keeps the task's own length. Many environments that start
     # together and never restart show the learner little more than what came of their common beginning.
     episode_length: int | None = None
-    mass_range: Range | None = (
-        None  # factors on each body's mass and inertia, drawn per environment
-    )
+    # Factors on each body's mass and inertia, drawn per environment.
+    mass_range: Range | None = None
     friction_range: Range | None = None  # one factor on all friction coefficients of an environment
     gain_range: Range | None = None  # factors on each actuator's strength
     render_width: int = 640

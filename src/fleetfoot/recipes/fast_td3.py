@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fleetfoot.agents.fast_td3 import FastTD3Config
@@ -13,6 +14,7 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import NoiseLadderConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
@@ -90,6 +92,34 @@ def pendulum() -> Recipe:
     )
 
 
+def pendulum_simba() -> Recipe:
+    """SimbaV2 networks as their authors train them: no weight decay, a learning rate that falls tenfold."""
+    base = pendulum()
+    assert isinstance(base.agent, FastTD3Config)
+    optim = AdamWConfig(lr=1e-3, lr_end=1e-4, weight_decay=0.0)
+    agent = replace(
+        base.agent,
+        policy_net=SimbaV2Config(width=32, blocks=1),
+        critic_net=SimbaV2Config(width=64, blocks=1),
+        policy_optim=optim,
+        critic_optim=optim,
+    )
+    return replace(base, name="fast_td3/pendulum-simba", agent=agent)
+
+
+def point_mass() -> Recipe:
+    """Four tasks at once, with critics that see more than the policy and rewards normalised per task."""
+    base = pendulum()
+    assert isinstance(base.agent, FastTD3Config)
+    return replace(
+        base,
+        name="fast_td3/point-mass",
+        env=TensorConfig(task="point_mass", privileged=True, num_tasks=4),
+        agent=replace(base.agent, v_min=-10.0, v_max=10.0, normalize_reward=True),
+        total_vec_steps=1_000,
+    )
+
+
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/halfcheetah": (
         "HalfCheetah-v5 on CPU cores: the default",
@@ -99,5 +129,10 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         "Walker2d-v5 on CPU cores",
         lambda: mujoco("Walker2d-v5", 500.0, 5_000),
     ),
-    "fast_td3/pendulum": ("pendulum swing-up written in torch: solved in a minute", pendulum),
+    "fast_td3/pendulum": ("pendulum swing-up written in torch", pendulum),
+    "fast_td3/pendulum-simba": ("the pendulum with SimbaV2 networks", pendulum_simba),
+    "fast_td3/point-mass": (
+        "four tasks at once, critics that see more than the policy",
+        point_mass,
+    ),
 }
