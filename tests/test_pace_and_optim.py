@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fleetfoot.optim import AdamWConfig, cosine
+from fleetfoot.optim import AdaGradConfig, AdamConfig, AdamWConfig, RMSPropConfig, cosine
 from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
 
@@ -78,3 +80,159 @@ def test_restored_steppers_go_on_exactly() -> None:
         step_one(one.square().sum())  # type: ignore[operator]
         step_two(two.square().sum())  # type: ignore[operator]
     assert torch.equal(one, two)
+
+
+def descend(make: Any, steps: int = 50, parts: int = 1) -> torch.Tensor:
+    """Weights after some noisy steps. `make` turns parameters into something that steps down a loss."""
+    random = torch.Generator().manual_seed(0)
+    whole = torch.randn(30, generator=random)
+    weights = [nn.Parameter(chunk.clone()) for chunk in whole.tensor_split(parts)]
+    step = make(weights)
+    for _ in range(steps):
+        noise = torch.randn(30, generator=random)
+        step((torch.cat(list(weights)) * (noise + 0.5)).sum())
+    return torch.cat([w.detach() for w in weights])
+
+
+def by_torch(kind: Any, **options: Any) -> Any:
+    def make(weights: list[nn.Parameter]) -> Any:
+        optimizer = kind(weights, **options)
+
+        def step(loss: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def by_us(cfg: Any) -> Any:
+    return lambda weights: cfg.build(weights, 100)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "reference"),
+    [
+        (
+            RMSPropConfig(lr=1e-2, eps_inside=False),
+            by_torch(torch.optim.RMSprop, lr=1e-2, alpha=0.95, eps=1.5e-7, centered=True),
+        ),
+        (
+            RMSPropConfig(lr=1e-2, decay=0.9, eps=1e-3, eps_inside=False, centred=False),
+            by_torch(torch.optim.RMSprop, lr=1e-2, alpha=0.9, eps=1e-3),
+        ),
+        (AdaGradConfig(), by_torch(torch.optim.Adagrad, lr=1e-2, eps=1e-10)),
+        (AdamConfig(lr=1e-2, eps=1e-3), by_torch(torch.optim.Adam, lr=1e-2, eps=1e-3)),
+    ],
+)
+def test_optimisers_agree_with_torch(cfg: Any, reference: Any) -> None:
+    torch.testing.assert_close(descend(by_us(cfg)), descend(reference), rtol=1e-4, atol=1e-5)
+
+
+def test_centred_rmsprop_by_hand() -> None:
+    """eps belongs under the root, as in the published systems."""
+    gradients = np.array([0.3, -0.1, 0.2, 0.2])
+    weight, square, mean = 1.0, 0.0, 0.0
+    parameter = nn.Parameter(torch.tensor([1.0]))
+    step = RMSPropConfig(lr=0.01, decay=0.9, eps=0.01).build([parameter], 10)
+    for g in gradients:
+        square, mean = 0.9 * square + 0.1 * g * g, 0.9 * mean + 0.1 * g
+        weight -= 0.01 * g / math.sqrt(square - mean**2 + 0.01)
+        step(parameter.sum() * float(g))
+        assert parameter.item() == pytest.approx(weight, rel=1e-6)
+
+
+def test_centred_rmsprop_survives_gradients_that_never_change() -> None:
+    """Their variance is zero, and rounding makes it less: a root of it would be no number."""
+    for inside in (True, False):
+        weight = nn.Parameter(torch.linspace(0.1, 3.0, 500))
+        scale = torch.linspace(0.1, 3.0, 500)
+        step = RMSPropConfig(lr=1e-3, eps_inside=inside, eps=1e-5).build([weight], 10)
+        for _ in range(1000):
+            step((weight * scale).sum())
+        assert bool(torch.isfinite(weight).all())
+
+
+def test_the_two_halves_of_a_step_are_the_whole() -> None:
+    for cfg in (AdamWConfig(max_grad_norm=0.5), AdaGradConfig(), RMSPropConfig(max_grad_norm=0.5)):
+
+        def halves(weights: list[nn.Parameter], cfg: Any = cfg) -> Any:
+            step = cfg.build(weights, 100)
+
+            def both(loss: torch.Tensor) -> None:
+                before = [w.detach().clone() for w in weights]
+                gradients = step.gradients(loss)
+                assert all(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+                assert [g.shape for g in gradients] == [w.shape for w in weights]
+                step.apply([g.clone() for g in gradients])
+
+            return both
+
+        assert torch.equal(descend(halves, parts=3), descend(by_us(cfg), parts=3))
+
+
+@pytest.mark.parametrize("parts", [2, 7])
+def test_adagrad_gives_the_same_weights_however_they_are_split(parts: int) -> None:
+    cfg = AdaGradConfig()
+    assert torch.equal(descend(by_us(cfg), parts=parts), descend(by_us(cfg)))
+
+
+def test_adamw_is_what_it_was_before_steps_had_halves() -> None:
+    def reference(weights: list[nn.Parameter]) -> Any:
+        lr = torch.tensor(3e-4)
+        optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.1, fused=True)
+
+        def step(loss: torch.Tensor) -> None:
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.grad = gradient
+            optimizer.step()
+
+        return step
+
+    assert torch.equal(descend(by_us(AdamWConfig()), parts=2), descend(reference, parts=2))
+
+
+@pytest.mark.parametrize("cfg", [AdaGradConfig(), RMSPropConfig(lr_end=1e-5), AdamConfig()])
+def test_every_optimiser_goes_on_exactly(cfg: Any) -> None:
+    one, two = (nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
+    step_one, step_two = (cfg.build([weight], 20) for weight in (one, two))
+    for _ in range(5):
+        step_one(one.square().sum())
+    step_two.load_state_dict(copy.deepcopy(step_one.state_dict()))
+    with torch.no_grad():
+        two.copy_(one)
+    for _ in range(5):
+        step_one(one.square().sum())
+        step_two(two.square().sum())
+    assert torch.equal(one, two)
+    assert step_one.lr.item() == pytest.approx(step_two.lr.item())
+
+
+def test_states_of_the_first_version_are_still_read() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    step = AdamWConfig().build([weight], 20)
+    step(weight.square().sum())
+    state = copy.deepcopy(step.state_dict())
+    state["adamw"] = state.pop("optimizer")
+    again = AdamWConfig().build([weight], 20)
+    again.load_state_dict(state)
+    assert again.steps == 1
+    moments = [s.optimizer.state[weight]["exp_avg"] for s in (step, again)]
+    assert torch.equal(*moments)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        (AdamWConfig(weight_decay=-1.0), "weight_decay"),
+        (AdamConfig(lr=0.0), "learning rates"),
+        (AdamConfig(lr_end=-1.0), "learning rates"),
+        (RMSPropConfig(decay=1.0), "decay"),
+        (AdaGradConfig(max_grad_norm=0.0), "max_grad_norm"),
+    ],
+)
+def test_optimisers_that_cannot_work_are_refused(cfg: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        cfg.build([nn.Parameter(torch.zeros(1))], 10)

@@ -56,6 +56,7 @@ OWN_PARTS = (
     "fleetfoot.envs.mujoco",
     "fleetfoot.envs.gym",
     "fleetfoot.envs.tensor",
+    "fleetfoot.envs.atari",  # without ale-py too: only building needs it
 )
 
 

@@ -45,6 +45,9 @@ class EnvSpec:
         0  # the first so many critic features repeat the actor's first features; stored once
     )
     obs_dtype: torch.dtype = torch.float32  # torch.uint8 for images
+    # Above 1: obs_shape is (frame_stack, H, W), the newest frame last. From step to step of an episode the stack moves
+    # on by one frame; where an episode begins, the frames before its first are blank (all zero).
+    frame_stack: int = 1
     critic_dtype: torch.dtype = torch.float32  # of what only the critic sees
     episode_length: int | None = None  # vec steps until truncation, if there is a limit
     tasks: tuple[str, ...] = ()  # names, for multi-task sets; empty otherwise

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.data import Continuous, EnvSpec, Obs
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.part import UserError, part
 
@@ -36,7 +36,11 @@ class ExplorerConfig(Protocol):
 
 
 def check_behaviour(behaviour: nn.Module, takes_noise: bool) -> None:
-    """Refuse an agent whose behaviour network speaks another language than the explorer."""
+    """Refuse an agent whose behaviour network speaks another language than the explorer.
+
+    Explorers that read q-values and explorers that read actions are told apart earlier, by the action space: each
+    refuses the other's when it is built, and so do the agents.
+    """
     arguments = len(inspect.signature(behaviour.forward).parameters)
     if arguments == (2 if takes_noise else 1):
         return
@@ -47,24 +51,26 @@ def check_behaviour(behaviour: nn.Module, takes_noise: bool) -> None:
 
 
 class _Random:
-    """A generator of its own, and uniform actions for the first so many steps."""
+    """A generator of its own, and a count of the uniformly random steps at the start."""
 
     def __init__(self, spec: EnvSpec, random_vec_steps: int, seed: int, device: torch.device):
-        if not isinstance(spec.action, Continuous):
-            raise UserError(
-                f"{spec.name} has discrete actions, which this explorer cannot make; "
-                "choose an agent and an explorer for discrete actions."
-            )
-        self.shape = (spec.num_envs, spec.action.size)
+        if random_vec_steps < 0:
+            raise UserError(f"explorer.random_vec_steps must be 0 or more, not {random_vec_steps}.")
+        self.num_envs = spec.num_envs
         self.device = device
         self.random_left = random_vec_steps
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def uniform(self) -> Tensor:
-        return torch.rand(self.shape, generator=self.generator, device=self.device) * 2 - 1
+    def share(self) -> Tensor:
+        """Uniform on [0, 1), one number per environment."""
+        return torch.rand(self.num_envs, generator=self.generator, device=self.device)
 
-    def normal(self) -> Tensor:
-        return torch.randn(self.shape, generator=self.generator, device=self.device)
+    def at_start(self) -> bool:
+        """Is this vec step still one of the uniformly random ones? Call once per vec step."""
+        if self.random_left == 0:
+            return False
+        self.random_left -= 1
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -75,6 +81,49 @@ class _Random:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore_generator(self.generator, state["generator"])
         self.random_left = state["random_left"]
+
+
+class _RandomVector(_Random):
+    """Random continuous actions."""
+
+    def __init__(self, spec: EnvSpec, random_vec_steps: int, seed: int, device: torch.device):
+        if not isinstance(spec.action, Continuous):
+            raise UserError(
+                f"{spec.name} has discrete actions, which this explorer cannot make; choose an agent and an "
+                "explorer for discrete actions, say DQNConfig and EpsilonLadderConfig."
+            )
+        super().__init__(spec, random_vec_steps, seed, device)
+        self.shape = (spec.num_envs, spec.action.size)
+
+    def uniform(self) -> Tensor:
+        return torch.rand(self.shape, generator=self.generator, device=self.device) * 2 - 1
+
+    def normal(self) -> Tensor:
+        return torch.randn(self.shape, generator=self.generator, device=self.device)
+
+
+class _RandomChoice(_Random):
+    """Random discrete actions."""
+
+    def __init__(self, spec: EnvSpec, random_vec_steps: int, seed: int, device: torch.device):
+        if not isinstance(spec.action, Discrete):
+            raise UserError(
+                f"{spec.name} has continuous actions, but this explorer chooses among q-values; choose an "
+                "explorer for continuous actions: NoiseLadderConfig, or AsSampledConfig where the policy samples."
+            )
+        super().__init__(spec, random_vec_steps, seed, device)
+        self.count = spec.action.count
+
+    def uniform(self) -> Tensor:
+        shape = (self.num_envs,)
+        return torch.randint(self.count, shape, generator=self.generator, device=self.device)
+
+    def greedy_but(self, behaviour: nn.Module, obs: Obs, epsilon: Tensor | float) -> Tensor:
+        """The action of the largest q-value, [N] int64; with probability epsilon ([N], or one for all) any action."""
+        # Drawn for all and kept where needed: the stream does not depend on data, nothing waits for the device.
+        any_action, share = self.uniform(), self.share()
+        q: Tensor = behaviour(obs)  # [N, actions]
+        return torch.where(share < epsilon, any_action, q.argmax(1))
 
 
 @part
@@ -103,22 +152,18 @@ class NoiseLadder:
 
     def __init__(self, cfg: NoiseLadderConfig, spec: EnvSpec, seed: int, device: torch.device):
         self.cfg = cfg
-        self.random = _Random(spec, cfg.random_vec_steps, seed, device)
+        self.random = _RandomVector(spec, cfg.random_vec_steps, seed, device)
         if cfg.redraw == "episode":
             self.std = self._draw()
         else:
             self.std = torch.linspace(cfg.std_min, cfg.std_max, spec.num_envs, device=device)
 
     def _draw(self) -> Tensor:
-        u = torch.rand(
-            self.random.shape[0], generator=self.random.generator, device=self.random.device
-        )
-        return self.cfg.std_min + u * (self.cfg.std_max - self.cfg.std_min)
+        return self.cfg.std_min + self.random.share() * (self.cfg.std_max - self.cfg.std_min)
 
     @torch.no_grad()
     def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        if self.random.random_left > 0:
-            self.random.random_left -= 1
+        if self.random.at_start():
             return self.random.uniform()
         noise = self.std.unsqueeze(1) * self.random.normal()
         action: Tensor = behaviour(obs)
@@ -145,7 +190,7 @@ class AsSampledConfig:
     """Uniformly random actions for so many vec steps at the start."""
 
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> AsSampled:
-        return AsSampled(_Random(spec, self.random_vec_steps, seed, device))
+        return AsSampled(_RandomVector(spec, self.random_vec_steps, seed, device))
 
 
 class AsSampled:
@@ -153,13 +198,12 @@ class AsSampled:
 
     takes_noise = True
 
-    def __init__(self, random: _Random):
+    def __init__(self, random: _RandomVector):
         self.random = random
 
     @torch.no_grad()
     def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        if self.random.random_left > 0:
-            self.random.random_left -= 1
+        if self.random.at_start():
             return self.random.uniform()
         action: Tensor = behaviour(obs, self.random.normal())
         return action.float().clamp_(-1.0, 1.0)
@@ -171,3 +215,134 @@ class AsSampled:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.random.load_state_dict(state["random"])
+
+
+@part
+class EpsilonAnnealConfig:
+    """Epsilon-greedy, one epsilon for all environments, which falls linearly and then stays (DQN, Gorila)."""
+
+    start: float = 1.0
+    """Share of random actions at first."""
+    end: float = 0.1
+    """Share of random actions at last."""
+    over_vec_steps: int = 10_000
+    """Vec steps from the first to the last, counted from the end of `random_vec_steps`."""
+    random_vec_steps: int = 0
+    """Uniformly random actions for so many vec steps at the start."""
+
+    def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonAnneal:
+        if not (0.0 <= self.start <= 1.0 and 0.0 <= self.end <= 1.0):
+            raise UserError(
+                "explorer.start and end are shares of random actions and lie between 0 and 1, "
+                f"not {self.start} and {self.end}."
+            )
+        if self.over_vec_steps < 1:
+            raise UserError(
+                f"explorer.over_vec_steps must be at least 1, not {self.over_vec_steps}."
+            )
+        return EpsilonAnneal(self, _RandomChoice(spec, self.random_vec_steps, seed, device))
+
+
+class EpsilonAnneal:
+    takes_noise = False
+
+    def __init__(self, cfg: EpsilonAnnealConfig, random: _RandomChoice):
+        self.cfg, self.random = cfg, random
+        self.vec_steps = 0  # since the random start
+
+    def epsilon(self) -> float:
+        """The share of random actions at the coming vec step."""
+        progress = min(1.0, self.vec_steps / self.cfg.over_vec_steps)
+        return self.cfg.start + progress * (self.cfg.end - self.cfg.start)
+
+    @torch.no_grad()
+    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
+        if self.random.at_start():
+            return self.random.uniform()
+        epsilon = self.epsilon()
+        self.vec_steps += 1
+        return self.random.greedy_but(behaviour, obs, epsilon)
+
+    def restart(self, ended: Tensor) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self.random.state_dict(), "vec_steps": self.vec_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.random.load_state_dict(state["random"])
+        self.vec_steps = state["vec_steps"]
+
+
+@part
+class EpsilonLadderConfig:
+    """Epsilon-greedy, with an epsilon of its own for every environment, for ever (Ape-X).
+
+    epsilon_i = epsilon^(1 + i / (total - 1) * alpha), i from 0. A ladder of one rung is `epsilon` itself.
+    """
+
+    epsilon: float = 0.4
+    """Of the first environment, the most curious one."""
+    alpha: float = 7.0
+    """The last environment has epsilon^(1 + alpha)."""
+    first: int = 0
+    """The rung of this explorer's first environment, where several workers share one ladder."""
+    total: int | None = None
+    """Rungs of the whole ladder; None: as many as there are environments here."""
+    random_vec_steps: int = 0
+    """Uniformly random actions for so many vec steps at the start."""
+
+    def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonLadder:
+        if not (0.0 <= self.epsilon <= 1.0 and self.alpha >= 0.0):
+            raise UserError(
+                "explorer.epsilon must lie between 0 and 1 and explorer.alpha be 0 or more, "
+                f"not {self.epsilon} and {self.alpha}."
+            )
+        total = spec.num_envs if self.total is None else self.total
+        if self.first < 0 or self.first + spec.num_envs > total:
+            raise UserError(
+                f"a ladder of {total} rungs has no room for {spec.num_envs} environments from rung {self.first} on: "
+                "raise explorer.total or lower explorer.first."
+            )
+        rungs = ladder(self.epsilon, self.alpha, total)[self.first : self.first + spec.num_envs]
+        random = _RandomChoice(spec, self.random_vec_steps, seed, device)
+        return EpsilonLadder(rungs.to(device, torch.float32), random)
+
+
+def ladder(epsilon: float, alpha: float, total: int) -> Tensor:
+    """The epsilons of Ape-X, [total] float64, from the most curious to the least."""
+    height = torch.arange(total, dtype=torch.float64) / max(1, total - 1)
+    return epsilon ** (1.0 + alpha * height)
+
+
+class EpsilonLadder:
+    takes_noise = False
+
+    def __init__(self, epsilon: Tensor, random: _RandomChoice):
+        self.epsilon, self.random = epsilon, random  # [N]
+
+    @torch.no_grad()
+    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
+        if self.random.at_start():
+            return self.random.uniform()
+        return self.random.greedy_but(behaviour, obs, self.epsilon)
+
+    def restart(self, ended: Tensor) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self.random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.random.load_state_dict(state["random"])
+
+
+@part
+class GreedyConfig:
+    """The action of the largest q-value, always: for actors that only show how good the agent is."""
+
+    random_vec_steps: int = 0
+    """Uniformly random actions for so many vec steps at the start."""
+
+    def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonLadder:
+        """A ladder of which every rung is zero."""
+        nowhere = torch.zeros(spec.num_envs, device=device)
+        return EpsilonLadder(nowhere, _RandomChoice(spec, self.random_vec_steps, seed, device))

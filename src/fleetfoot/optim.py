@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,18 +24,33 @@ class Stepper(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-@part
-class AdamWConfig:
-    """AdamW with decoupled weight decay and a cosine learning rate from `lr` to `lr_end`."""
+class OptimConfig(Protocol):
+    """The part of an agent that names an optimiser."""
 
-    lr: float = 3e-4
-    lr_end: float = 3e-4
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    def build(
+        self,
+        parameters: Iterable[nn.Parameter],
+        total_steps: int,
+        constrain_: Callable[[], None] = lambda: None,
+    ) -> LocalStepper:
+        """`total_steps` is the length of the learning-rate schedule. `constrain_` runs after each step, for weights
+        that must stay on a manifold."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scheduled(ABC):
+    """What all optimisers share: a learning rate, perhaps a schedule, perhaps clipping."""
+
+    lr: float
+    lr_end: float | None = None
+    """Half a cosine from `lr` to this over the whole run; None: constant."""
     max_grad_norm: float | None = None
     """Clip the gradient to this norm."""
+
+    @abstractmethod
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        """The rule itself. `lr` is a tensor on the parameters' device, which the schedule writes to."""
 
     def build(
         self,
@@ -42,20 +59,149 @@ class AdamWConfig:
         constrain_: Callable[[], None] = lambda: None,
     ) -> LocalStepper:
         """`constrain_` runs after each step, for weights that must stay on a manifold."""
-        if not (self.lr > 0 and self.lr_end > 0 and self.weight_decay >= 0):
-            raise UserError(
-                "learning rates must be above 0 and weight decay at least 0, not "
-                f"{self.lr}, {self.lr_end} and {self.weight_decay}."
-            )
+        if not (self.lr > 0 and (self.lr_end is None or self.lr_end > 0)):
+            raise UserError(f"learning rates must be above 0, not {self.lr} and {self.lr_end}.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise UserError(f"max_grad_norm must be above 0, not {self.max_grad_norm}.")
         return LocalStepper(self, list(parameters), total_steps, constrain_)
 
 
-class LocalStepper:
-    """Gradient, clipping, AdamW, schedule: all in this process, nothing waits for the device."""
+@dataclass(frozen=True, kw_only=True)
+class _Adam(_Scheduled):
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def options(self, lr: Tensor) -> dict[str, Any]:
+        return {"lr": lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
+
+
+@part
+class AdamWConfig(_Adam):
+    """AdamW with decoupled weight decay and a cosine learning rate from `lr` to `lr_end`."""
+
+    lr: float = 3e-4
+    lr_end: float = 3e-4
+    weight_decay: float = 0.1
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        if self.weight_decay < 0:
+            raise UserError(f"weight_decay must be 0 or more, not {self.weight_decay}.")
+        return torch.optim.AdamW(parameters, weight_decay=self.weight_decay, **self.options(lr))
+
+
+@part
+class AdamConfig(_Adam):
+    """Adam, without weight decay."""
+
+    lr: float = 1e-4
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, **self.options(lr))
+
+
+@part
+class RMSPropConfig(_Scheduled):
+    """Centred RMSProp: the gradient divided by its running standard deviation (DQN, Ape-X)."""
+
+    lr: float = 6.25e-5
+    decay: float = 0.95
+    """Of the running means of the gradient and of its square."""
+    eps: float = 1.5e-7
+    eps_inside: bool = True
+    """Add eps to the variance, as the published systems do; False: to its root, as torch does."""
+    centred: bool = True
+    """False: divide by the root of the mean square."""
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        if not 0.0 < self.decay < 1.0:
+            raise UserError(f"decay must lie between 0 and 1, not {self.decay}.")
+        return RootScaled(
+            parameters,
+            lr,
+            decay=self.decay,
+            centred=self.centred,
+            eps=self.eps,
+            eps_inside=self.eps_inside,
+        )
+
+
+@part
+class AdaGradConfig(_Scheduled):
+    """AdaGrad: the gradient divided by the root of the sum of all squares so far (Gorila)."""
+
+    lr: float = 1e-2
+    eps: float = 1e-10
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        return RootScaled(parameters, lr, decay=None, centred=False, eps=self.eps, eps_inside=False)
+
+
+class RootScaled(torch.optim.Optimizer):
+    """weight <- weight - lr g / root(S): S is the running mean of g^2 (RMSProp) or, without `decay`, its sum (AdaGrad).
+
+    Unlike torch's own, it never waits for a GPU to read `lr`, cannot take the root of a variance that rounding made
+    negative, and its AdaGrad is made of operations that round once per number: the same weights however they are split
+    over the shards of a server.
+    """
 
     def __init__(
         self,
-        cfg: AdamWConfig,
+        parameters: list[nn.Parameter],
+        lr: Tensor,
+        *,
+        decay: float | None,
+        centred: bool,
+        eps: float,
+        eps_inside: bool,
+    ):
+        super().__init__(parameters, {"lr": lr})
+        self.decay, self.centred, self.eps, self.eps_inside = decay, centred, eps, eps_inside
+        for parameter in parameters:
+            self.state[parameter]["square"] = torch.zeros_like(parameter)
+            if centred:
+                self.state[parameter]["mean"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = group["params"]
+            gradients = [parameter.grad for parameter in parameters]
+            by = torch._foreach_div(gradients, self._root(parameters, gradients))
+            torch._foreach_mul_(by, group["lr"])
+            torch._foreach_sub_(parameters, by)
+
+    def _root(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        square = [self.state[parameter]["square"] for parameter in parameters]
+        fresh = torch._foreach_mul(gradients, gradients)
+        if self.decay is None:
+            torch._foreach_add_(square, fresh)
+        else:
+            torch._foreach_lerp_(square, fresh, 1.0 - self.decay)
+        spread = [each.clone() for each in square]
+        if self.centred:
+            mean = [self.state[parameter]["mean"] for parameter in parameters]
+            torch._foreach_lerp_(mean, gradients, 1.0 - (self.decay or 0.0))
+            torch._foreach_addcmul_(spread, mean, mean, value=-1.0)
+            torch._foreach_clamp_min_(spread, 0.0)
+        if self.eps_inside:
+            torch._foreach_add_(spread, self.eps)
+        torch._foreach_sqrt_(spread)
+        if not self.eps_inside:
+            torch._foreach_add_(spread, self.eps)
+        return spread
+
+
+class LocalStepper:
+    """Gradient, clipping, optimiser, schedule: all in this process, nothing waits for the device.
+
+    `gradients` and `apply` are the two halves of a step. Whoever has something to do between them (a mean over several
+    GPUs, a way to a server and back) calls them one after the other.
+    """
+
+    def __init__(
+        self,
+        cfg: _Scheduled,
         parameters: list[nn.Parameter],
         total_steps: int,
         constrain_: Callable[[], None],
@@ -64,17 +210,17 @@ class LocalStepper:
         self.constrain_ = constrain_
         self.steps = 0
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
-        self.optimizer = torch.optim.AdamW(
-            parameters,
-            lr=self.lr,
-            betas=(cfg.beta1, cfg.beta2),
-            eps=cfg.eps,
-            weight_decay=cfg.weight_decay,
-            fused=True,
-        )
+        self.optimizer = cfg.optimizer(parameters, self.lr)
 
     def __call__(self, loss: Tensor) -> Tensor:
-        gradients = torch.autograd.grad(loss, self.parameters)
+        return self.apply(self.gradients(loss))
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """The gradient of `loss`, one tensor per parameter and in their order. Changes nothing."""
+        return list(torch.autograd.grad(loss, self.parameters))
+
+    def apply(self, gradients: list[Tensor]) -> Tensor:
+        """Change the weights by one step down these gradients, which it uses up; returns their norm before clipping."""
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.cfg.max_grad_norm is not None:
             torch._foreach_mul_(gradients, (self.cfg.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -88,16 +234,18 @@ class LocalStepper:
         return norm
 
     def _schedule(self) -> None:
-        if self.cfg.lr_end != self.cfg.lr:
-            self.lr.fill_(cosine(self.cfg.lr, self.cfg.lr_end, self.steps / self.total_steps))
+        end = self.cfg.lr_end
+        if end is not None and end != self.cfg.lr:
+            self.lr.fill_(cosine(self.cfg.lr, end, self.steps / self.total_steps))
 
     def state_dict(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()["state"]
-        return {"adamw": state, "steps": self.steps}
+        return {"optimizer": state, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         whole = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({**whole, "state": state["adamw"]})
+        kept = state["optimizer"] if "optimizer" in state else state["adamw"]  # as 0.1.0 wrote it
+        self.optimizer.load_state_dict({**whole, "state": kept})
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
         self.steps = state["steps"]

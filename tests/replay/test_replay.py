@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.part import UserError
 from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
+from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import Drawn
 from oracles.replay import OracleReplay
 
@@ -44,6 +45,8 @@ class Stream:
             return Obs(actor, actor)
         rest = self.spec.critic_shape[0] - self.spec.critic_prefix
         private = torch.randn(n, rest, generator=self.random)
+        if self.spec.critic_prefix == 0:
+            return Obs(actor, private)
         return Obs(actor, torch.cat([actor[:, : self.spec.critic_prefix], private], 1))
 
     def step(self) -> Transition:
@@ -79,9 +82,11 @@ class Every:
     def __init__(self, columns: int):
         self.columns = columns
 
-    def draw(self, rows: int, size: int) -> Drawn:
-        age, column = torch.meshgrid(torch.arange(size), torch.arange(self.columns), indexing="ij")
-        return Drawn(age.flatten(), column.flatten(), torch.ones(size * self.columns))
+    def draw(self, rows: int, ring: Ring) -> Drawn:
+        age, column = torch.meshgrid(
+            torch.arange(ring.size), torch.arange(self.columns), indexing="ij"
+        )
+        return Drawn(age.flatten(), column.flatten(), torch.ones(ring.size * self.columns))
 
 
 def everything(replay: Replay) -> Any:
@@ -231,6 +236,16 @@ def test_sampling_is_uniform_over_rows_and_environments() -> None:
     assert int((index - 3 * 4).min()) == 0  # rows 0..2 have been overwritten
     chi2 = float(((counts - 2000) ** 2 / 2000).sum())
     assert chi2 < 62  # 31 degrees of freedom, p < 0.001
+
+
+def test_the_uniform_stream_is_the_one_that_published_results_were_made_with() -> None:
+    spec = make_spec(4)
+    replay = ReplayConfig(capacity=64).build(spec, gamma=0.9, seed=7, device=CPU)
+    stream = Stream(spec, 0, 0.1)
+    for _ in range(10):
+        replay.append(stream.step())
+    u = torch.rand(2, 50, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    assert torch.equal(replay.sample(50).row_id, (u[0] * 10).long() * 4 + (u[1] * 4).long())
 
 
 def test_same_seed_same_rows() -> None:

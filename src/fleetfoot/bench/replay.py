@@ -1,18 +1,22 @@
-"""What the replay costs: bytes per transition, and rows per second in and out."""
+"""What the replay costs: bytes per transition, rows per second in and out, and the sum tree of prioritised replay."""
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
 from fleetfoot.replay.replay import GIB, ReplayConfig
 from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.replay.sum_tree import SumTree
 
 # name: observation size, action size, environments, rows per environment, episode length
 SIZES = {
@@ -20,6 +24,11 @@ SIZES = {
     "Ant-v5": (27, 8, 64, 15_625, 1000),
     "Isaac G1": (123, 37, 4096, 10_240, 1000),
 }
+
+STACK, SIDE = 4, 84  # an Atari observation
+TREE_ITEMS = 2_000_000
+TREE_BATCH = 512
+ALPHA = 0.6
 
 
 def bench_replay(
@@ -31,7 +40,8 @@ def bench_replay(
     seconds: float = 10.0,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Memory of the ring beside that of storing obs and next_obs whole, and the speed of append and sample."""
+    """Memory of the ring beside that of storing obs and next_obs whole, the speed of append and sample, both for Atari
+    frames under priorities, and priorities alone: two million items, beside TorchRL's sampler where there is one."""
     if min(batch_size, num_envs, obs_size, action_size, n_step) < 1 or seconds <= 0:
         raise UserError("bench replay needs sizes of at least 1 and seconds > 0.")
     place = resolve_device(device)
@@ -42,6 +52,9 @@ def bench_replay(
             _speed(spec, storage, n_step, batch_size, seconds / 4)
             for storage in ("float32", "bf16")
         ],
+        "frames_memory": [_frames_memory()],
+        "frames_speed": [_frames_speed(place, seconds / 4)],
+        "priorities": _priorities(place, seconds / 4),
     }
 
 
@@ -138,3 +151,168 @@ def _rate(work: Callable[[], object], seconds: float, device: torch.device) -> f
             count += 10
         best = max(best, count / (time.perf_counter() - start))
     return best
+
+
+def frames_spec(num_envs: int, device: torch.device) -> EnvSpec:
+    return EnvSpec(
+        name="bench",
+        num_envs=num_envs,
+        obs_shape=(STACK, SIDE, SIDE),
+        obs_dtype=torch.uint8,
+        action=Discrete(18),
+        device=device,
+        frame_stack=STACK,
+    )
+
+
+def _frames_memory() -> dict[str, Any]:
+    """All there is: frames, side table, bookkeeping, slack and sum tree. `whole` keeps both stacks of a transition."""
+    cfg = ReplayConfig(capacity=2_000_000, n_step=3, sampler=ProportionalConfig())
+    spec = frames_spec(64, torch.device("meta"))
+    need = cfg.bytes(spec)
+    whole = cfg.capacity * (2 * STACK * SIDE * SIDE + 8 + 4 + 2)
+    return {
+        "sizes": f"Atari {SIDE}x{SIDE}x{STACK}",
+        "transitions": cfg.capacity,
+        "whole_gib": whole / GIB,
+        "gib": need / GIB,
+        "bytes_per_transition": need / cfg.capacity,
+        "share_of_whole": need / whole,
+    }
+
+
+def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Prioritised, three steps, 64 consoles, batches of 512: each sampled batch is also given new priorities."""
+    spec = frames_spec(64, device)
+    cfg = ReplayConfig(capacity=64 * 500, n_step=3, sampler=ProportionalConfig())
+    replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
+    random = torch.Generator(device).manual_seed(0)
+    stacks = torch.randint(
+        256,
+        (spec.num_envs, STACK + 1, SIDE, SIDE),
+        generator=random,
+        device=device,
+        dtype=torch.uint8,
+    )
+    ended = torch.zeros(spec.num_envs, dtype=torch.bool, device=device)
+    now, following = stacks[:, :-1], stacks[:, 1:]
+    step = Transition(
+        obs=Obs(now, now),
+        action=torch.zeros(spec.num_envs, dtype=torch.int64, device=device),
+        reward=torch.randn(spec.num_envs, generator=random, device=device),
+        terminated=ended,
+        truncated=ended,
+        next_obs=Obs(following, following),
+        info={},
+    )
+    error = torch.rand(TREE_BATCH, generator=random, device=device)
+    appends = _rate(lambda: replay.append(step, error[: spec.num_envs]), seconds, device)
+    for _ in range(500):
+        replay.append(step, error[: spec.num_envs])
+
+    def sample() -> None:
+        replay.reprioritize(replay.sample(TREE_BATCH).row_id, error)
+
+    return {
+        "sizes": f"Atari {SIDE}x{SIDE}x{STACK}",
+        "batch_size": TREE_BATCH,
+        "append_rows_per_second": appends * spec.num_envs,
+        "sample_and_reprioritize_rows_per_second": _rate(sample, seconds, device) * TREE_BATCH,
+    }
+
+
+def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
+    """Items per second that get new priorities and that are drawn, in batches of 512 out of two million.
+
+    `SumTree` is the tree alone; `Proportional` turns errors into priorities and draws into rows and weights, as
+    TorchRL's sampler does.
+    """
+    random = torch.Generator(device).manual_seed(0)
+    leaf = torch.randint(TREE_ITEMS, (64, TREE_BATCH), generator=random, device=device)
+    error = torch.rand(64, TREE_BATCH, generator=random, device=device)
+    turn = iter(range(2**62))
+
+    tree = SumTree(TREE_ITEMS, device)
+    everything = torch.rand(TREE_ITEMS, generator=random, device=device)
+    tree.set(torch.arange(TREE_ITEMS, device=device), everything.pow(ALPHA), distinct=True)
+
+    def update_tree() -> None:
+        k = next(turn) % 64
+        tree.set(leaf[k], error[k])
+
+    def draw_tree() -> None:
+        u = torch.rand(TREE_BATCH, generator=random, device=device, dtype=torch.float64)
+        tree.find(u * tree.total())
+
+    spec = make_spec(1, 1, 1000, 1000, device)
+    cfg = ReplayConfig(capacity=TREE_ITEMS, sampler=ProportionalConfig(alpha=ALPHA))
+    replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
+    sampler, ring = replay.sampler, replay.ring
+    ring.size = ring.written = ring.head = TREE_ITEMS // spec.num_envs  # no rows, only their places
+    for age in range(ring.size):
+        sampler.tree.set(ring.line(age), everything[: spec.num_envs], distinct=True)  # type: ignore[attr-defined]
+
+    def update_sampler() -> None:
+        k = next(turn) % 64
+        sampler.reprioritize(ring, leaf[k], error[k])
+
+    rows = [
+        _priority_row("fleetfoot SumTree", update_tree, draw_tree, seconds, device),
+        _priority_row(
+            "fleetfoot Proportional",
+            update_sampler,
+            lambda: sampler.draw(TREE_BATCH, ring),
+            seconds,
+            device,
+        ),
+    ]
+    return [*rows, _torchrl(leaf, error, everything, seconds, device)]
+
+
+def _priority_row(
+    name: str,
+    update: Callable[[], object],
+    draw: Callable[[], object],
+    seconds: float,
+    device: torch.device,
+) -> dict[str, Any]:
+    return {
+        "priorities": name,
+        "items": TREE_ITEMS,
+        "batch_size": TREE_BATCH,
+        "updates_per_second": _rate(update, seconds, device) * TREE_BATCH,
+        "samples_per_second": _rate(draw, seconds, device) * TREE_BATCH,
+    }
+
+
+def _torchrl(
+    leaf: Tensor, error: Tensor, everything: Tensor, seconds: float, device: torch.device
+) -> dict[str, Any]:
+    """TorchRL's prioritised sampler on the same items; its trees are on the CPU whatever the device."""
+    name = "TorchRL PrioritizedSampler"
+    try:
+        torchrl = importlib.import_module("torchrl.data")
+        sampler = torchrl.PrioritizedSampler(TREE_ITEMS, alpha=ALPHA, beta=0.4)
+    except Exception as error_found:  # missing, or built for another version of torch
+        reason = (str(error_found).strip().splitlines() or [type(error_found).__name__])[0]
+        return {"priorities": name, "note": f"not measured: {reason[:200]}"}
+
+    class Items:
+        """As much of a storage as the sampler asks for."""
+
+        ndim = 1
+
+        def __len__(self) -> int:
+            return TREE_ITEMS
+
+    items, turn = Items(), iter(range(2**62))
+    leaf, error = leaf.cpu(), error.cpu()
+    sampler.update_priority(torch.arange(TREE_ITEMS), everything.cpu())
+
+    def update() -> None:
+        k = next(turn) % 64
+        sampler.update_priority(leaf[k], error[k])
+
+    return _priority_row(
+        name, update, lambda: sampler.sample(items, TREE_BATCH), seconds, torch.device("cpu")
+    )

@@ -1,4 +1,4 @@
-"""`fleetfoot bench env | replay | peers`: measure, print a table, keep the figures as JSON with their provenance."""
+"""`fleetfoot bench NAME`: measure, print a table, keep the figures as JSON with their provenance."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ BENCHMARKS = {
         "fleetfoot.bench.env:bench_env",
         "simulation: our environments, raw MuJoCo, Gymnasium's own",
     ),
+    "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
         "fleetfoot.bench.peers:bench_peers",

@@ -126,6 +126,7 @@ def extras() -> list[Finding]:
         _package("video encoder", "imageio-ffmpeg", "pip install 'imageio[ffmpeg]'", needed=True),
     ]
     optional = [
+        ("Atari games", "ale-py", "atari"),
         ("Weights & Biases", "wandb", "wandb"),
         ("plots", "matplotlib", "plot"),
         ("bench peers", "stable-baselines3", "bench"),

@@ -8,6 +8,7 @@ from typing import Literal
 import tyro
 
 from fleetfoot.cli.form import parse
+from fleetfoot.part import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +23,11 @@ def run(args: list[str], imports: list[str]) -> int:
     options = parse(Options, args, "fleetfoot list")
     # After the arguments were understood: these import torch and the simulators.
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import gym, mujoco, tensor
+    from fleetfoot.envs import atari, gym, mujoco, tensor
 
     console = Console()
     if options.what != "environments":
@@ -44,6 +46,12 @@ def run(args: list[str], imports: list[str]) -> int:
         table.add_column("its values")
         table.add_row("MuJoCoConfig", "--env.task", ", ".join(mujoco.names()))
         table.add_row("TensorConfig", "--env.task", ", ".join(tensor.names()))
+        # Before Atari's: ale-py enters some hundred ids of its own into Gymnasium's table.
         table.add_row("GymConfig", "--env.id", ", ".join(gym.names()))
+        try:
+            games = ", ".join(atari.names())
+        except UserError as missing:
+            games = escape(str(missing))
+        table.add_row("AtariConfig", "--env.game", games)
         console.print(table)
     return 0

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fleetfoot.nn.linear import LayerNorm, Linear
 from fleetfoot.nn.network import Network
-from fleetfoot.part import part
+from fleetfoot.part import UserError, part
+
+Activation: TypeAlias = Literal["relu", "elu", "tanh"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
+
+
+def hidden_layers(
+    inputs: int,
+    hidden: tuple[int, ...],
+    layer_norm: bool,
+    activation: tuple[Activation, ...],
+    members: int | None,
+) -> nn.Sequential:
+    """Linear layer, LayerNorm if asked for, activation: once per width. One activation serves all layers."""
+    names = activation * len(hidden) if len(activation) == 1 else activation
+    unknown = [name for name in activation if name not in ACTIVATIONS]
+    if unknown or (hidden and len(names) != len(hidden)):
+        raise UserError(
+            f"activation must be one of {', '.join(ACTIVATIONS)}, or one for each of {len(hidden)} hidden layers, "
+            f"not {', '.join(activation) or 'none'}."
+        )
+    layers: list[nn.Module] = []
+    for (width_in, width_out), name in zip(pairwise((inputs, *hidden)), names, strict=False):
+        layers.append(Linear(width_in, width_out, members))
+        if layer_norm:
+            layers.append(LayerNorm(width_out, members))
+        layers.append(ACTIVATIONS[name]())
+    return nn.Sequential(*layers)
 
 
 def _head(inputs: int, outputs: int, members: int | None, std: float | None) -> Linear:
@@ -22,11 +51,13 @@ def _head(inputs: int, outputs: int, members: int | None, std: float | None) -> 
 
 @part
 class MLPConfig:
-    """Hidden layers with ReLU, no normalisation: FastTD3's networks."""
+    """Hidden layers with ReLU, no normalisation: FastTD3's networks. Other activations by name."""
 
     hidden: tuple[int, ...] = (1024, 512, 256)
     layer_norm: bool = False
-    """LayerNorm between each hidden layer and its ReLU."""
+    """LayerNorm between each hidden layer and its activation."""
+    activation: tuple[Activation, ...] = ("relu",)
+    """relu, elu or tanh: one for all hidden layers, or one for each."""
     head_std: float | None = None
     """Start the output layer at N(0, head_std^2) with zero bias, instead of as torch's Linear does."""
 
@@ -37,15 +68,8 @@ class MLPConfig:
 class MLP(Network):
     def __init__(self, cfg: MLPConfig, inputs: int, outputs: int, members: int | None):
         super().__init__()
-        widths = (inputs, *cfg.hidden)
-        layers: list[nn.Module] = []
-        for width_in, width_out in pairwise(widths):
-            layers.append(Linear(width_in, width_out, members))
-            if cfg.layer_norm:
-                layers.append(LayerNorm(width_out, members))
-            layers.append(nn.ReLU())
-        self.body = nn.Sequential(*layers)
-        self.head = _head(widths[-1], outputs, members, cfg.head_std)
+        self.body = hidden_layers(inputs, cfg.hidden, cfg.layer_norm, cfg.activation, members)
+        self.head = _head((inputs, *cfg.hidden)[-1], outputs, members, cfg.head_std)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(x))

@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 from fleetfoot.part import UserError, nearest
 from fleetfoot.recipe import Recipe
-from fleetfoot.recipes import fast_sac, fast_td3
+from fleetfoot.recipes import ddpg, dqn, fast_sac, fast_td3
 
 DEFAULT = "fast_td3/halfcheetah"
 
-_RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {**fast_td3.RECIPES, **fast_sac.RECIPES}
+_RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    **fast_td3.RECIPES,
+    **fast_sac.RECIPES,
+    **dqn.RECIPES,
+    **ddpg.RECIPES,
+}
 
 
 def names() -> list[str]:

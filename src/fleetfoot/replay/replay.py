@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from fleetfoot.data import Batch, EnvSpec, Transition
 from fleetfoot.ops.nstep import fold
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.ring import TERMINATED, Ring
-from fleetfoot.replay.samplers import Uniform
+from fleetfoot.replay.samplers import Sampler, SamplerConfig, UniformConfig
 
 GIB = 1024**3
 
@@ -31,6 +32,7 @@ class ReplayConfig:
     """False: a time limit counts as the end of the task."""
     final_share: float = 1 / 64
     """Room for the last observations of episodes, as a share of all rows."""
+    sampler: SamplerConfig = UniformConfig()
 
     def rows(self, spec: EnvSpec) -> int:
         """Rows per environment (T)."""
@@ -38,7 +40,7 @@ class ReplayConfig:
             rows = self.capacity // spec.num_envs
         else:
             probe = 1024  # large enough for the share of final observations to count
-            rows = int(self.capacity_gib * GIB / (self._ring(spec, probe, "meta").bytes() / probe))
+            rows = int(self.capacity_gib * GIB / (self._bytes(spec, probe) / probe))
         if rows < self.n_step:
             stated = f"{self.capacity_gib} GiB" if self.capacity_gib else f"{self.capacity:,}"
             raise UserError(
@@ -54,29 +56,34 @@ class ReplayConfig:
         rows = self.rows(spec)
         self._check_fit(spec, rows, device)
         ring = self._ring(spec, rows, device)
-        return Replay(self, ring, Uniform(spec.num_envs, seed, device), gamma)
+        return Replay(self, ring, self.sampler.build_sampler(ring, rows, seed, device), gamma)
 
     def bytes(self, spec: EnvSpec) -> int:
         """Memory the replay will take, without taking it."""
-        return self._ring(spec, self.rows(spec), "meta").bytes()
+        return self._bytes(spec, self.rows(spec))
+
+    def _bytes(self, spec: EnvSpec, rows: int) -> int:
+        ring = self._ring(spec, rows, "meta")
+        return ring.bytes() + self.sampler.tree_bytes(ring.lines * ring.columns)
 
     def _ring(self, spec: EnvSpec, rows: int, device: torch.device | str) -> Ring:
-        compact = self.storage == "bf16"
         return Ring(
-            spec, rows, compact=compact, final_share=self.final_share, device=torch.device(device)
+            spec,
+            self.sampler.ring_rows(rows),
+            compact=self.storage == "bf16",
+            final_share=self.final_share,
+            device=torch.device(device),
         )
 
     def _check_fit(self, spec: EnvSpec, rows: int, device: torch.device) -> None:
-        need, free = self._ring(spec, rows, "meta").bytes(), free_bytes(device)
+        need, free = self._bytes(spec, rows), free_bytes(device)
         if need <= free:
             return
         fits = int(rows * spec.num_envs * 0.9 * free / need)
         advice = [f"--replay.capacity {fits}", "fewer --num-envs"]
-        if self.storage == "float32":
-            compact = Ring(
-                spec, rows, compact=True, final_share=self.final_share, device=torch.device("meta")
-            )
-            advice.insert(0, f"--replay.storage bf16 ({compact.bytes() / GIB:.1f} GiB)")
+        if self.storage == "float32" and spec.obs_dtype != torch.uint8:
+            compact = replace(self, storage="bf16")._bytes(spec, rows)
+            advice.insert(0, f"--replay.storage bf16 ({compact / GIB:.1f} GiB)")
         raise UserError(
             f"the replay needs {need / GIB:.1f} GiB for {rows * spec.num_envs:,} transitions, but only "
             f"{free / GIB:.1f} GiB are free on {device}: use {', or '.join(advice)}."
@@ -86,17 +93,20 @@ class ReplayConfig:
 class Replay:
     """The memory of one learner."""
 
-    def __init__(self, cfg: ReplayConfig, ring: Ring, sampler: Uniform, gamma: float):
+    def __init__(self, cfg: ReplayConfig, ring: Ring, sampler: Sampler, gamma: float):
         self.cfg, self.ring, self.sampler, self.gamma = cfg, ring, sampler, gamma
         self.window = torch.arange(cfg.n_step, device=ring.reward.device)
 
     @property
     def size(self) -> int:
         """Transitions that can be sampled."""
-        return self.ring.size * self.ring.columns
+        return self.sampler.readable(self.ring)
 
-    def append(self, step: Transition) -> None:
+    def append(self, step: Transition, td_error: Tensor | None = None) -> None:
+        """Store one vec step. td_error [N], absolute: what those who collected it know of its errors already.
+        Without it a prioritised sampler gives the largest priority so far."""
         self.ring.append(step)
+        self.sampler.appended(self.ring, td_error)
 
     def cut(self) -> None:
         """The next transition does not follow from the last one (say, after a restart of the simulator)."""
@@ -105,7 +115,7 @@ class Replay:
     def sample(self, rows: int) -> Batch:
         """Draw `rows` transitions and fold each with the n - 1 that follow it."""
         ring = self.ring
-        age, column, weight = self.sampler.draw(rows, ring.size)
+        age, column, weight = self.sampler.draw(rows, ring)
         ages = age.unsqueeze(1) + self.window  # [B, n]
         at = ring.address(ages, column.unsqueeze(1)).flatten()
         ends = ring.ends.index_select(0, at).view(ages.shape)
@@ -118,11 +128,12 @@ class Replay:
             gamma=self.gamma,
         )
         last = age + window.length - 1
+        obs, whole = ring.obs_at(age, column)
         next_obs, exact = ring.next_obs_at(last, column, window.ended)
         # A truncation whose last observation is gone has no target to bootstrap from; it must not teach.
-        weight = torch.where(exact | (window.discount == 0), weight, 0.0)
+        weight = torch.where(whole & (exact | (window.discount == 0)), weight, 0.0)
         return Batch(
-            obs=ring.obs_at(age, column),
+            obs=obs,
             action=_as_executed(ring.action.index_select(0, at.view(ages.shape)[:, 0])),
             reward=window.reward,
             discount=window.discount,
@@ -137,7 +148,9 @@ class Replay:
             yield self.sample(rows)
 
     def reprioritize(self, row_id: Tensor, td_error: Tensor | None) -> None:
-        """Uniform sampling has no priorities."""
+        """Tell the sampler what an update has found: the absolute errors [B] of the rows of a batch. Call it once after
+        every update; rows that are gone by now are ignored."""
+        self.sampler.reprioritize(self.ring, row_id, td_error)
 
     def state_dict(self) -> dict[str, Any]:
         return {"ring": self.ring.state_dict(), "sampler": self.sampler.state_dict()}

@@ -10,6 +10,13 @@ The ring has T + 1 lines of N rows: T that can be read, and one ahead of the wri
 holds nothing but the newest
 next observation. Memory is flat: line s, column c is at address s * N + c. What depends on data stays on the device, so
 that neither `append` nor a read waits for it.
+
+Where an observation is a stack of S frames, a row keeps the newest frame alone. The others are the newest frames of the
+S - 1 rows before, or blank. Which of the two, `append` finds out by comparing, frame by frame, so stacks come back as
+they were whatever the environment shows at the start of an episode or after the loss of a life. A
+frame that is neither (no environment that keeps to `EnvSpec.frame_stack` shows one) is noticed:
+its row is not *whole* and must not teach. S - 1 further lines keep the frames of rows that
+are too old to be read themselves, so that every row that can be read has all of its own.
 """
 
 from __future__ import annotations
@@ -21,39 +28,51 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import Discrete, EnvSpec, Obs, Transition
+from fleetfoot.part import UserError
 
 TERMINATED = 1
 TRUNCATED = 2
 
+LOST_FRAME = 128  # in `Ring.links`: a frame that is neither blank nor that of an earlier row
+MOST_FRAMES = 8  # one bit for each older frame, and LOST_FRAME
+
+Parts = tuple[Tensor, Tensor | None]  # of an observation: what the actor sees, what is privileged
+
 
 class ObsStore:
-    """Observations by address, without storing twice what actor and critic share."""
+    """Observations by address, without storing twice what actor and critic share. Of a stack of frames, the newest."""
 
-    def __init__(self, spec: EnvSpec, length: int, dtype: torch.dtype, device: torch.device):
-        self.prefix = spec.critic_prefix
-        self.out_dtype = spec.obs_dtype
-        kept = torch.uint8 if spec.obs_dtype == torch.uint8 else dtype
-        self.critic_dtype = spec.critic_dtype
-        self.actor = torch.zeros(length, *spec.obs_shape, dtype=kept, device=device)
+    def __init__(self, spec: EnvSpec, actor: Tensor, dtype: torch.dtype):
+        """`actor`: the memory for what the actor sees; its rows are the addresses."""
+        self.prefix, self.stack = spec.critic_prefix, spec.frame_stack
+        self.out_dtype, self.critic_dtype = spec.obs_dtype, spec.critic_dtype
+        self.actor = actor
         self.privileged: Tensor | None = None
         if spec.critic_shape is not None:
             first, *rest = spec.critic_shape
             shape = (first - self.prefix, *rest)
             kept = torch.uint8 if spec.critic_dtype == torch.uint8 else dtype
-            self.privileged = torch.zeros(length, *shape, dtype=kept, device=device)
+            self.privileged = torch.zeros(len(actor), *shape, dtype=kept, device=actor.device)
 
-    def write(self, start: int, obs: Obs) -> None:
+    def parts(self, obs: Obs) -> Parts:
+        """What of `obs` is stored."""
+        actor = obs.actor if self.stack == 1 else obs.actor[:, -1]
+        return actor, None if self.privileged is None else obs.critic[:, self.prefix :]
+
+    def write(self, start: int, parts: Parts) -> None:
         """Rows at consecutive addresses."""
-        self.actor[start : start + obs.actor.shape[0]] = obs.actor
-        if self.privileged is not None:
-            self.privileged[start : start + obs.actor.shape[0]] = obs.critic[:, self.prefix :]
+        actor, privileged = parts
+        self.actor[start : start + actor.shape[0]] = actor
+        if self.privileged is not None and privileged is not None:
+            self.privileged[start : start + actor.shape[0]] = privileged
 
-    def scatter(self, at: Tensor, obs: Obs) -> None:
-        self.actor[at] = obs.actor.to(self.actor.dtype)
-        if self.privileged is not None:
-            self.privileged[at] = obs.critic[:, self.prefix :].to(self.privileged.dtype)
+    def scatter(self, at: Tensor, parts: Parts) -> None:
+        actor, privileged = parts
+        self.actor[at] = actor.to(self.actor.dtype)
+        if self.privileged is not None and privileged is not None:
+            self.privileged[at] = privileged.to(self.privileged.dtype)
 
-    def gather(self, at: Tensor) -> tuple[Tensor, Tensor | None]:
+    def gather(self, at: Tensor) -> Parts:
         """The parts that are stored; `whole` puts them together."""
         privileged = None if self.privileged is None else self.privileged.index_select(0, at)
         return self.actor.index_select(0, at), privileged
@@ -78,11 +97,28 @@ class Ring:
     def __init__(
         self, spec: EnvSpec, rows: int, *, compact: bool, final_share: float, device: torch.device
     ):
-        self.rows, self.lines, self.columns = rows, rows + 1, spec.num_envs
+        check_stack(spec)
+        self.stack = spec.frame_stack
+        self.rows, self.lines, self.columns = rows, rows + self.stack, spec.num_envs
         self.exact_final_obs = spec.exact_final_obs
         length = self.lines * self.columns
         obs_dtype = torch.bfloat16 if compact else torch.float32
-        self.obs = ObsStore(spec, length, obs_dtype, device)
+        self.links: Tensor | None = None
+        self.blank = length  # the address of a frame that is never written
+        if self.stack > 1:
+            # Bit b - 1: the frame b rows back is that row's own; otherwise it is blank.
+            self.links = torch.zeros(length, dtype=torch.uint8, device=device)
+            self.back = torch.arange(self.stack - 1, -1, -1, device=device)
+        self.finals = final_entries(spec, rows, final_share)
+        # What actors see lies in one memory, the rows first and then the side table: a read is then one gather.
+        self.first_final = length + (self.stack > 1)
+        kept = torch.uint8 if spec.obs_dtype == torch.uint8 else obs_dtype
+        shape = spec.obs_shape if self.stack == 1 else spec.obs_shape[1:]
+        # One entry more than `finals`: rows that did not end write there, so that no shape depends on data.
+        count = self.first_final + self.finals + 1
+        self.seen = torch.zeros(count, *shape, dtype=kept, device=device)
+        self.obs = ObsStore(spec, self.seen[: self.first_final], obs_dtype)
+        self.final_obs = ObsStore(spec, self.seen[self.first_final :], obs_dtype)
         if isinstance(spec.action, Discrete):
             self.action = torch.zeros(length, dtype=torch.int64, device=device)
         else:
@@ -92,9 +128,6 @@ class Ring:
         self.reward = torch.zeros(length, device=device)
         self.ends = torch.zeros(length, dtype=torch.uint8, device=device)
         self.entry = torch.zeros(length, dtype=torch.int32, device=device)
-        self.finals = final_entries(spec, rows, final_share)
-        # One entry more than `finals`: rows that did not end write there, so that no shape depends on data.
-        self.final_obs = ObsStore(spec, self.finals + 1, obs_dtype, device)
         self.final_owner = torch.full((self.finals + 1,), -1, dtype=torch.int64, device=device)
         self.final_count = torch.zeros((), dtype=torch.int64, device=device)
         self.task = torch.tensor(spec.task_ids, device=device) if spec.task_ids else None
@@ -105,16 +138,34 @@ class Ring:
 
     def append(self, step: Transition) -> None:
         start = self.head * self.columns
-        self.head = (self.head + 1) % self.lines
-        self.obs.write(start, step.obs)
-        self.obs.write(self.head * self.columns, step.next_obs)
         line = slice(start, start + self.columns)
+        if self.links is not None:
+            self.links[line] = self._find_frames(step.obs.actor)
+        self.head = (self.head + 1) % self.lines
+        following = self.obs.parts(step.next_obs)
+        self.obs.write(start, self.obs.parts(step.obs))
+        self.obs.write(self.head * self.columns, following)
         self.action[line] = step.action
         self.reward[line] = step.reward
         self.ends[line] = step.terminated * TERMINATED + step.truncated * TRUNCATED
-        self._keep_finals(line, self.written, step.terminated | step.truncated, step.next_obs)
+        self._keep_finals(line, self.written, step.terminated | step.truncated, following)
         self.written += 1
         self.size = min(self.size + 1, self.rows)
+
+    def _find_frames(self, stacks: Tensor) -> Tensor:
+        """`links` of rows about to be written at the head, from their whole stacks [N, S, H, W]."""
+        links = torch.zeros(self.columns, dtype=torch.uint8, device=stacks.device)
+        for back in range(1, self.stack):
+            frame = stacks[:, -1 - back].to(self.obs.actor.dtype)
+            start = (self.head - back) % self.lines * self.columns
+            same = _everywhere(frame == self.obs.actor[start : start + self.columns])
+            blank = _everywhere(frame == 0)
+            links |= torch.where(same, 1 << (back - 1), LOST_FRAME * ~blank).to(torch.uint8)
+        return links
+
+    def drop_oldest(self, rows: int) -> None:
+        """So many rows per environment cannot be read any more."""
+        self.size -= rows
 
     def cut(self) -> None:
         """Mark a break after the newest row: what is appended next does not follow from it.
@@ -128,9 +179,9 @@ class Ring:
         running = self.ends[line] == 0
         self.ends[line] += running * TRUNCATED
         ahead = self.obs.gather(self.head * self.columns + self.every_column)
-        self._keep_finals(line, self.written - 1, running, self.obs.whole(*ahead, None))
+        self._keep_finals(line, self.written - 1, running, ahead)
 
-    def _keep_finals(self, line: slice, row: int, ended: Tensor, last: Obs) -> None:
+    def _keep_finals(self, line: slice, row: int, ended: Tensor, last: Parts) -> None:
         place = (self.final_count + torch.cumsum(ended, 0) - 1) % self.finals
         place = torch.where(ended, place, self.finals)
         self.final_obs.scatter(place, last)
@@ -141,31 +192,72 @@ class Ring:
     def address(self, age: Tensor, column: Tensor) -> Tensor:
         return (self.head - self.size + age) % self.lines * self.columns + column
 
+    def place(self, address: Tensor) -> tuple[Tensor, Tensor]:
+        """Age and column of what is at an address: the inverse of `address`."""
+        line = address // self.columns
+        return (line - self.head + self.size) % self.lines, address % self.columns
+
+    def line(self, age: int) -> Tensor:
+        """[N] addresses of the rows of one age."""
+        return (self.head - self.size + age) % self.lines * self.columns + self.every_column
+
     def row_id(self, age: Tensor, column: Tensor) -> Tensor:
         """A number that names a row for ever, also after another has taken its place."""
         return (self.written - self.size + age) * self.columns + column
 
-    def obs_at(self, age: Tensor, column: Tensor) -> Obs:
-        return self.obs.whole(*self.obs.gather(self.address(age, column)), self._task(column))
+    def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Age and column of rows by their names; the age is below 0 for rows that cannot be read any more."""
+        return row_id // self.columns - (self.written - self.size), row_id % self.columns
+
+    def obs_at(self, age: Tensor, column: Tensor) -> tuple[Obs, Tensor]:
+        """The observations of rows, and [B] bool: are they as they were seen? (Always, but for stacks of frames.)"""
+        own = self.address(age, column)
+        actor, whole = self._actor_at(age, column, own, following=False)
+        private = self.obs.privileged
+        privileged = None if private is None else private.index_select(0, own)
+        return self.obs.whole(actor, privileged, self._task(column)), whole
 
     def next_obs_at(self, age: Tensor, column: Tensor, ended: Tensor) -> tuple[Obs, Tensor]:
         """The observation that followed each row, and whether it is the true one.
 
         It is not where the simulator lost it, nor where the row's entry in the side table has been taken by a newer
-        episode; such a row gets its own observation instead.
+        episode; such a row gets its own observation instead (of a stack, its newest frame).
         """
         own, ahead = self.address(age, column), self.address(age + 1, column)
         entry = torch.where(ended, self.entry.index_select(0, own), self.finals).long()
         kept = self.final_owner.index_select(0, entry) == self.row_id(age, column)
         if not self.exact_final_obs:
             kept = torch.zeros_like(kept)
-        actor, privileged = self.obs.gather(torch.where(ended & ~kept, own, ahead))
-        final_actor, final_privileged = self.final_obs.gather(entry)
         use_final = ended & kept
-        actor = torch.where(_like(use_final, actor), final_actor, actor)
-        if privileged is not None and final_privileged is not None:
-            privileged = torch.where(_like(use_final, privileged), final_privileged, privileged)
-        return self.obs.whole(actor, privileged, self._task(column)), kept | ~ended
+        stored = torch.where(ended & ~kept, own, ahead)
+        newest = torch.where(use_final, self.first_final + entry, stored)
+        actor, whole = self._actor_at(age, column, newest, following=True)
+        privileged = None
+        if self.obs.privileged is not None and self.final_obs.privileged is not None:
+            privileged = self.obs.privileged.index_select(0, stored)
+            final = self.final_obs.privileged.index_select(0, entry)
+            privileged = torch.where(_like(use_final, privileged), final, privileged)
+        return self.obs.whole(actor, privileged, self._task(column)), whole & (kept | ~ended)
+
+    def _actor_at(
+        self, age: Tensor, column: Tensor, newest: Tensor, *, following: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What actors saw, with the newest frame from the places `newest` in `seen`, and whether it is whole.
+
+        The older frames of a stack are those of the row, or (`following`) of the one after it, whether or not that is
+        stored: within an episode a stack moves on by one frame, also to the true last observation.
+        """
+        if self.links is None:
+            return self.seen.index_select(0, newest), torch.ones_like(age, dtype=torch.bool)
+        at = self.address(age.unsqueeze(1) - self.back, column.unsqueeze(1))  # [B, S], oldest first
+        links = self.links.index_select(0, at[:, -1])
+        # 2 * links + 1: the frame 0 rows back is always the row's own.
+        own = (links.long() * 2 + 1).unsqueeze(1) >> self.back & 1
+        at = torch.where(own > 0, at, self.blank)
+        older = at[:, 1:] if following else at[:, :-1]
+        at = torch.cat([older, newest.unsqueeze(1)], 1)
+        frames = self.seen.index_select(0, at.flatten())
+        return frames.view(*at.shape, *frames.shape[1:]), links < LOST_FRAME
 
     def _task(self, column: Tensor) -> Tensor | None:
         return None if self.task is None else self.task.index_select(0, column)
@@ -175,7 +267,8 @@ class Ring:
         obs = {f"obs.{k}": v for k, v in self.obs.tensors().items()}
         final = {f"final_obs.{k}": v for k, v in self.final_obs.tensors().items()}
         plain = ("action", "reward", "ends", "entry", "final_owner", "final_count")
-        return obs | final | {name: getattr(self, name) for name in plain}
+        links = {} if self.links is None else {"links": self.links}
+        return obs | final | links | {name: getattr(self, name) for name in plain}
 
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
@@ -190,6 +283,19 @@ class Ring:
         self.head, self.size, self.written = state["head"], state["size"], state["written"]
 
 
+def check_stack(spec: EnvSpec) -> None:
+    stack = spec.frame_stack
+    if stack == 1:
+        return
+    if not 1 < stack <= MOST_FRAMES or len(spec.obs_shape) < 2 or spec.obs_shape[0] != stack:
+        raise UserError(
+            f"{spec.name} has a frame_stack of {stack} and observations of shape {spec.obs_shape}; "
+            f"it must be between 1 and {MOST_FRAMES} and, above 1, their first size."
+        )
+    if spec.critic_prefix:
+        raise UserError(f"{spec.name} has stacks of frames, so critic_prefix must be 0.")
+
+
 def final_entries(spec: EnvSpec, rows: int, share: float) -> int:
     """Room for last observations: a share of all rows, and never less than the time limit alone needs."""
     by_share = math.ceil(rows * spec.num_envs * share)
@@ -197,6 +303,11 @@ def final_entries(spec: EnvSpec, rows: int, share: float) -> int:
     if spec.episode_length:
         by_limit = (math.ceil(rows / spec.episode_length) + 1) * spec.num_envs
     return min(max(by_share, by_limit, spec.num_envs), (rows + 1) * spec.num_envs)
+
+
+def _everywhere(flag: Tensor) -> Tensor:
+    """[N] bool: is it true in all of [N, ...]? `all` over bytes takes twenty times as long on a CPU."""
+    return flag.view(torch.uint8).flatten(1).amin(1) > 0
 
 
 def _like(flag: Tensor, x: Tensor) -> Tensor:

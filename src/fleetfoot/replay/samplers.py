@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fleetfoot.generators import generator_state, restore_generator
+from fleetfoot.part import UserError, part
+from fleetfoot.replay.evict import EvictionConfig, FifoConfig
+from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.sum_tree import MinTree, SumTree, tree_bytes
+
+LEAST = 1e-6  # added to every absolute error, so that no row is out of reach
+MOST = 1e30  # stands for errors that are infinite, which would make every sum infinite
 
 
 class Drawn(NamedTuple):
     age: Tensor  # [B] int64
     column: Tensor  # [B] int64
     weight: Tensor  # [B] importance weight
+
+
+class Sampler(Protocol):
+    """Draws rows of one ring, and is told of every change to it."""
+
+    def draw(self, rows: int, ring: Ring) -> Drawn: ...
+
+    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+        """The ring has just taken a line; td_error [N] absolute, or None where nobody knows it yet."""
+        ...
+
+    def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
+        """An update has learned from rows (`Batch.row_id`) and found these absolute errors. Rows that are gone are
+        ignored; of a row named twice the last error counts."""
+        ...
+
+    def readable(self, ring: Ring) -> int:
+        """Transitions that can be drawn."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class SamplerConfig(Protocol):
+    def ring_rows(self, rows: int) -> int:
+        """Rows that the ring must have for a capacity of `rows`, both per environment."""
+        ...
+
+    def tree_bytes(self, leaves: int) -> int:
+        """Memory beside the ring."""
+        ...
+
+    def build_sampler(self, ring: Ring, rows: int, seed: int, device: torch.device) -> Sampler:
+        """`rows` is the capacity per environment."""
+        ...
+
+
+@part
+class UniformConfig:
+    """Every row is equally likely."""
+
+    def ring_rows(self, rows: int) -> int:
+        return rows
+
+    def tree_bytes(self, leaves: int) -> int:
+        return 0
+
+    def build_sampler(self, ring: Ring, rows: int, seed: int, device: torch.device) -> Uniform:
+        return Uniform(ring.columns, seed, device)
 
 
 class Uniform:
@@ -23,14 +82,152 @@ class Uniform:
         self.columns, self.device = columns, device
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def draw(self, rows: int, size: int) -> Drawn:
+    def draw(self, rows: int, ring: Ring) -> Drawn:
         # float64: float32 has too few steps to reach every row of a large ring equally often.
         u = torch.rand(2, rows, generator=self.generator, device=self.device, dtype=torch.float64)
-        age, column = (u[0] * size).long(), (u[1] * self.columns).long()
+        age, column = (u[0] * ring.size).long(), (u[1] * self.columns).long()
         return Drawn(age, column, torch.ones(rows, device=self.device))
+
+    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+        """There are no priorities."""
+
+    def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
+        """There are no priorities."""
+
+    def readable(self, ring: Ring) -> int:
+        return ring.size * ring.columns
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": generator_state(self.generator)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore_generator(self.generator, state["generator"])
+
+
+@part
+class ProportionalConfig:
+    """P(row) is proportional to its last absolute error ** alpha (prioritised replay)."""
+
+    alpha: float = 0.6
+    """How much errors count; 0 draws uniformly."""
+    beta: float = 0.4
+    """How much of that the importance weights take back; 1: all of it."""
+    stratified: bool = True
+    """Draw one row from each of B equal shares of all priorities, instead of B independent rows."""
+    largest_weight: Literal["batch", "buffer"] = "batch"
+    """Weights are divided by the largest one: of the batch, or of all rows."""
+    eviction: EvictionConfig = FifoConfig()
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise UserError(
+                    f"replay.sampler.{name} must be 0 or more, not {getattr(self, name)}."
+                )
+
+    def ring_rows(self, rows: int) -> int:
+        return self.eviction.ring_rows(rows)
+
+    def tree_bytes(self, leaves: int) -> int:
+        trees = 2 if self.largest_weight == "buffer" else 1
+        return trees * tree_bytes(leaves + 1) + self.eviction.tree_bytes(leaves + 1)
+
+    def build_sampler(self, ring: Ring, rows: int, seed: int, device: torch.device) -> Proportional:
+        return Proportional(self, ring, rows, seed, device)
+
+
+class Proportional:
+    """P(k) = p_k^alpha / sum_j p_j^alpha with p = |td_error| + 1e-6, and weights (N P(k))^-beta over their largest.
+
+    The tree's leaves are the addresses of the ring, and one more that stands for nowhere. They hold
+    p^alpha; rows that cannot be read hold 0. N and the sum cancel in the weights: with m the
+    smallest leaf, of the batch or of all, a weight is (leaf / m)^-beta.
+
+    Rows of unknown error get the largest priority so far, which is 1 at first.
+    """
+
+    def __init__(
+        self, cfg: ProportionalConfig, ring: Ring, rows: int, seed: int, device: torch.device
+    ):
+        self.cfg, self.device = cfg, device
+        self.nowhere = ring.lines * ring.columns
+        leaves = self.nowhere + 1
+        self.tree = SumTree(leaves, device)
+        self.smallest = MinTree(leaves, device) if cfg.largest_weight == "buffer" else None
+        self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority, before alpha
+        self.eviction = cfg.eviction.build_eviction(rows, ring.columns, leaves, seed + 1, device)
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(self, rows: int, ring: Ring) -> Drawn:
+        u = torch.rand(rows, generator=self.generator, device=self.device, dtype=torch.float64)
+        if self.cfg.stratified:
+            u = (torch.arange(rows, device=self.device) + u) / rows
+        leaf, value = self.tree.find(u * self.tree.total())
+        smallest = value.amin() if self.smallest is None else self.smallest.total()
+        weight = (value / smallest).pow(-self.cfg.beta).float()
+        age, column = ring.place(leaf)
+        return Drawn(age, column, weight)
+
+    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+        if td_error is None:
+            priority = self.largest.expand(ring.columns)
+        else:
+            priority = self._priority(td_error)
+            self.largest = torch.maximum(self.largest, priority.amax())
+        # Rows of age -1 have just lost their place, or never had one.
+        leaf = torch.cat([ring.line(ring.size - 1), ring.line(-1)])
+        self._set(leaf, torch.cat([priority, torch.zeros_like(priority)]), distinct=True)
+        self._clear(self.eviction.appended(ring), distinct=False)
+
+    def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
+        if td_error is None:
+            raise UserError(
+                "this agent reports no errors, so its replay cannot be prioritised: "
+                "use --replay.sampler UniformConfig."
+            )
+        age, column = ring.named(row_id)
+        leaf = ring.address(age, column)
+        alive = (age >= 0) & (self.tree.get(leaf) > 0)
+        priority = torch.where(alive, self._priority(td_error), 0.0)
+        self.largest = torch.maximum(self.largest, priority.amax())
+        self._set(torch.where(alive, leaf, self.nowhere), priority, distinct=False)
+        self._clear(self.eviction.updated(ring), distinct=True)
+
+    def readable(self, ring: Ring) -> int:
+        return self.eviction.readable(ring)
+
+    def _priority(self, td_error: Tensor) -> Tensor:
+        # One error that is no number must not spoil the sums of all rows.
+        error = td_error.detach().to(self.device, torch.float64).abs()
+        return error.nan_to_num(nan=0.0, posinf=MOST) + LEAST
+
+    def _set(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
+        """priority 0: the row cannot be drawn."""
+        kept = priority > 0
+        value = torch.where(kept, priority, 1.0).pow(self.cfg.alpha)
+        self.tree.set(leaf, torch.where(kept, value, 0.0), distinct=distinct)
+        if self.smallest is not None:
+            self.smallest.set(leaf, torch.where(kept, value, torch.inf), distinct=distinct)
+        self.eviction.changed(leaf, priority, distinct=distinct)
+
+    def _clear(self, leaf: Tensor | None, *, distinct: bool) -> None:
+        if leaf is not None:
+            zero = torch.zeros(leaf.shape, dtype=torch.float64, device=self.device)
+            self._set(leaf, zero, distinct=distinct)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            "generator": generator_state(self.generator),
+            "tree": self.tree.state_dict(),
+            "largest": self.largest,
+            "eviction": self.eviction.state_dict(),
+        }
+        return state if self.smallest is None else state | {"smallest": self.smallest.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore_generator(self.generator, state["generator"])
+        self.tree.load_state_dict(state["tree"])
+        self.largest = state["largest"].to(self.device).clone()
+        self.eviction.load_state_dict(state["eviction"])
+        if self.smallest is not None:
+            self.smallest.load_state_dict(state["smallest"])

@@ -1,0 +1,297 @@
+"""DDPG (Lillicrap et al. 2015, arXiv 1509.02971), as Ape-X DPG and PQL use it.
+
+Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): one critic, target policy, hard copies, clipped action gradients. PQL
+and PQL-D (Li et al. 2023, arXiv 2307.12983): twin critics, no target policy, target policy smoothing, Polyak averages,
+categorical critics (D). With R and d the folded reward and what is left of the discount, w the importance weight of a
+row, i one of E critic heads, z the atoms of the value support:
+
+    (1)  a' = clip(policy'(s') + clip(policy_noise * xi, +-noise_clip), -1, 1),  xi ~ N(0, 1),
+         policy' the target policy, or the policy itself without one
+    (2)  y = R + d min_i critic_target_i(s', a')
+    (3)  critic loss = sum_i mean_batch w (y - critic_i(s, a))^2 / 2
+    (4)  policy loss = -mean_batch min_i q_i(s, policy(s)), every `policy_every` updates; with `max_action_gradient` c,
+         each component of dq/da is clipped to [-c, c] on its way into the policy
+    (5)  targets <- (1 - tau) targets + tau networks, every `target_every` critic updates   (tau = 1: hard copies)
+
+With `atoms`, the critics say the logits of distributions, q_i is the mean of head i, and (2), (3) become
+
+    (6)  p_i = softmax(critic_target_i(s', a')),  shifted atoms  y = clip(R + d z, v_min, v_max)
+    (7)  target distribution: project(p_j, y), j = argmin_i E[p_i . y]  (twin = "lowest_mean": the whole distribution of
+         the head with the smaller mean), critic loss = sum_i mean_batch w CE(target, critic_i(s, a))
+    (8)  twin = "published": target = min_i project(p_i, y), element by element, so that mass is lost, and the loss is
+         the mean over atoms of the binary cross-entropy, as PQL-D's code has it
+
+Deviations from the published systems:
+
+    [1] (7) in place of (8) is the default: a minimum of probabilities, element by element, is no distribution.
+    [2] The target policy follows together with the target critic, after the critic's update and before the policy's, so
+        that everything a target needs changes in one place.
+    [3] Observations are clamped (`obs_clamp`) when acting as well as when learning; PQL clamps when learning only. They
+        are normalised by (x - mean) / (std + 0.01), statistics changing once per new transition.
+    [4] (3) has the factor 1/2 of Ape-X. PQL's loss has none, which counts only where gradients are clipped by norm.
+    [5] Windows of n steps stop at truncations; a window cut after m steps is discounted by gamma^m.
+    [6] The error reported for priorities is the mean over heads of |y - q_i|, in units of value also for distributions.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import generator_state, restore_generator
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.ops import categorical
+from fleetfoot.ops.clip_gradient import clip_gradient
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.optim import AdamConfig, OptimConfig, Stepper
+from fleetfoot.part import UserError, part
+
+
+@part
+class DDPGConfig:
+    """Defaults as published with Ape-X DPG."""
+
+    critics: int = 1
+    """Critic heads (E), batched as one network; with several, the smallest counts."""
+    atoms: int | None = None
+    """Atoms of the value support (K) of categorical critics; None: values are plain numbers."""
+    v_min: float = -10.0
+    """Smallest value categorical critics can express."""
+    v_max: float = 10.0
+    """Largest value categorical critics can express."""
+    twin: Literal["lowest_mean", "published"] = "lowest_mean"
+    """Which distribution several categorical critics learn from: that of the head with the smaller mean, or PQL-D's
+    minimum atom by atom with its binary cross-entropy."""
+    target_policy: bool = True
+    """A slowly following policy proposes the next action; False: the policy itself."""
+    target_every: int = 100
+    """Critic updates between two steps of the target networks."""
+    tau: float = 1.0
+    """Share of the networks that their targets then take over; 1: all of it."""
+    policy_every: int = 1
+    """Critic updates per policy update."""
+    policy_noise: float = 0.0
+    """Standard deviation of the noise on target actions (target policy smoothing)."""
+    noise_clip: float = 0.5
+    """Bound of that noise."""
+    max_action_gradient: float | None = 1.0
+    """Clip each component of dq/da to this size; None: as it comes."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before the critics learn them."""
+    normalize_obs: bool = False
+    obs_clamp: float | None = None
+    """Clamp (normalised) observations to plus or minus this."""
+    task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
+    policy_net: NetworkConfig = MLPConfig(hidden=(300, 200), activation=("tanh", "elu"))
+    critic_net: NetworkConfig = MLPConfig(hidden=(400, 300), activation=("tanh", "elu"))
+    policy_optim: OptimConfig = AdamConfig(lr=1e-4)
+    critic_optim: OptimConfig = AdamConfig(lr=1e-4)
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> DDPG:
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"DDPG needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        for name in ("critics", "target_every", "policy_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"agent.{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("max_action_gradient", "obs_clamp"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
+        if not 0.0 < self.tau <= 1.0:
+            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        if self.atoms is not None and (self.atoms < 2 or self.v_min >= self.v_max):
+            raise UserError(
+                "categorical critics need agent.atoms of at least 2 and agent.v_min below agent.v_max, "
+                f"not {self.atoms}, {self.v_min} and {self.v_max}."
+            )
+        return DDPG(self, spec, total_updates, seed, device)
+
+
+class Clamped(nn.Module):
+    """A normaliser whose results are kept within bounds."""
+
+    def __init__(self, norm: nn.Module, bound: float):
+        super().__init__()
+        self.norm, self.bound = norm, bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(x)
+        return normed.clamp(-self.bound, self.bound)
+
+
+class Policy(nn.Module):
+    """Obs -> action in [-1, 1]."""
+
+    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+        super().__init__()
+        self.encoder = encoder
+        self.net = net.build(encoder.size, actions)
+
+    def forward(self, obs: Obs) -> Tensor:
+        return torch.tanh(self.net(self.encoder(obs)).float())
+
+    def constrain_(self) -> None:
+        self.encoder.constrain_()
+        self.net.constrain_()
+
+
+class DDPG:
+    def __init__(
+        self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
+    ):
+        assert isinstance(spec.action, Continuous)
+        self.cfg, self.device = cfg, device
+        self.actions = spec.action.size
+        self.generator = torch.Generator(device).manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            see, look = (
+                norm if cfg.obs_clamp is None else Clamped(norm, cfg.obs_clamp)
+                for norm in (self.norms.actor, self.norms.critic)
+            )
+            encoder = Encoder(spec, "actor", see, cfg.task_embedding)
+            self.policy = Policy(encoder, cfg.policy_net, self.actions).to(device)
+            encoder = Encoder(spec, "critic", look, cfg.task_embedding)
+            outputs = cfg.atoms or 1
+            self.critic = QNetwork(encoder, cfg.critic_net, self.actions, outputs, cfg.critics)
+            self.critic.to(device)
+        self.behaviour = self.policy
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.critic.encoder.norm  # shared, not averaged
+        self.policy_target = self.policy
+        if cfg.target_policy:
+            self.policy_target = copy.deepcopy(self.policy).requires_grad_(False)
+            self.policy_target.encoder.norm = self.policy.encoder.norm
+        self.z: Tensor | None = None
+        if cfg.atoms is not None:
+            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.step_critic: Stepper = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        self.step_policy: Stepper = cfg.policy_optim.build(
+            self.policy.parameters(),
+            max(1, total_updates // cfg.policy_every),
+            self.policy.constrain_,
+        )
+        self.critic_updates = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+
+    def update(self, batch: Batch) -> Learned:
+        learned = self.update_critic(batch)
+        if self.critic_updates % self.cfg.policy_every == 0:
+            learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
+        return learned
+
+    def update_critic(self, batch: Batch) -> Learned:
+        shape = (batch.reward.shape[0], self.actions)
+        xi = torch.randn(shape, generator=self.generator, device=self.device)
+        loss, q, td_error = self.critic_loss(batch, xi)
+        grad_norm = self.step_critic(loss)
+        self.critic_updates += 1
+        if self.critic_updates % self.cfg.target_every == 0:
+            self.follow()
+        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
+        return Learned(metrics | {"critic/td_error": td_error.mean()}, td_error)
+
+    def follow(self) -> None:
+        """Bring the targets nearer to their networks, or onto them."""
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
+        if self.cfg.target_policy:
+            polyak_(self.policy_target, self.policy, self.cfg.tau)
+
+    def update_policy(self, batch: Batch) -> Learned:
+        with frozen(self.critic):
+            loss, saturation = self.policy_loss(batch)
+            grad_norm = self.step_policy(loss)
+        metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
+        return Learned(metrics | {"policy/saturation": saturation})
+
+    def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss (3), (7) or (8), the mean value of the batch, and each row's absolute error in value."""
+        out = self.critic(batch.obs, batch.action).float()  # [E, B, K]
+        if self.z is None:
+            q, wanted = out.squeeze(-1), self.target(batch, xi)  # [E, B], [B]
+            row_loss = 0.5 * (wanted - q).square()
+        else:
+            target, log_probs = self.target_distribution(batch, xi), out.log_softmax(-1)
+            row_loss = self.distance(target, log_probs)
+            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+        loss = (batch.weight * row_loss).mean(-1).sum()  # (3), (7), (8)
+        return loss, q.detach().mean(), (wanted - q).detach().abs().mean(0)
+
+    def distance(self, target: Tensor, log_probs: Tensor) -> Tensor:
+        """How far each head is from the target distribution: [B, K] and [E, B, K] -> [E, B]."""
+        if self.cfg.twin == "lowest_mean":
+            return -(target * log_probs).sum(-1)
+        probs = log_probs.exp().clamp(max=1.0 - 1e-6)  # the logarithm below must stay finite
+        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)  # (8)
+
+    @torch.no_grad()
+    def next_value(self, batch: Batch, xi: Tensor) -> Tensor:
+        """What the target critics say about the next action, [E, B, K]."""
+        clip = self.cfg.noise_clip
+        noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
+        action = (self.policy_target(batch.next_obs) + noise).clamp(-1.0, 1.0)  # (1)
+        out: Tensor = self.critic_target(batch.next_obs, action).float()
+        return out
+
+    def target(self, batch: Batch, xi: Tensor) -> Tensor:
+        lowest = self.next_value(batch, xi).squeeze(-1).amin(0)
+        return self.cfg.reward_scale * batch.reward + batch.discount * lowest  # (2)
+
+    def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
+        assert self.z is not None
+        probs = self.next_value(batch, xi).softmax(-1)  # (6) [E, B, K]
+        reward = self.cfg.reward_scale * batch.reward
+        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
+        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
+        if self.cfg.twin == "published":
+            return categorical.project(probs, shifted.expand_as(probs), self.z).amin(0)  # (8)
+        lowest = (probs * shifted).sum(-1).argmin(0)  # [B]
+        kept = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
+        return categorical.project(kept, shifted, self.z)  # (7)
+
+    def policy_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss (4), and the share of actions at their bounds."""
+        action = self.policy(batch.obs)
+        climbed = action
+        if self.cfg.max_action_gradient is not None:
+            # The loss is a mean over rows, so each row's gradient arrives divided by their number.
+            climbed = clip_gradient(action, self.cfg.max_action_gradient / action.shape[0])
+        out = self.critic(batch.obs, climbed).float()  # [E, B, K]
+        q = out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
+        return -q.amin(0).mean(), (action.detach().abs() > 0.99).float().mean()  # (4)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            name: getattr(self, name).state_dict() for name in self._stateful()
+        }
+        return state | {
+            "critic_updates": self.critic_updates,
+            "generator": generator_state(self.generator),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.critic_updates = state["critic_updates"]
+        restore_generator(self.generator, state["generator"])
+
+    def _stateful(self) -> list[str]:
+        names = ["policy", "critic", "critic_target", "step_policy", "step_critic"]
+        return names + (["policy_target"] if self.cfg.target_policy else [])

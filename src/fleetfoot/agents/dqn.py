@@ -1,0 +1,250 @@
+"""DQN and its usual improvements: double, dueling, n-step, categorical.
+
+DQN: Mnih et al. 2015, Nature 518. Double: van Hasselt et al. 2016, arXiv 1509.06461. Dueling: Wang et al. 2016, arXiv
+1511.06581. Categorical (C51): Bellemare et al. 2017, arXiv 1707.06887. All together, as Ape-X uses them (without the
+categorical head): Horgan et al. 2018, arXiv 1803.00933. With R and d the folded reward and what is left of the
+discount, w the importance weight of a row, z the atoms of the value support:
+
+    (1)  q(s, a) = v(s) + A(s, a) - mean_a' A(s, a')   (dueling; otherwise one head says q itself)
+    (2)  a' = argmax_a q(s', a)   (double; otherwise argmax_a q_target(s', a))
+    (3)  delta = R + d q_target(s', a') - q(s, a)
+    (4)  loss = mean_batch w l(delta),  l(x) = x^2 / 2 ("squared"), or |x| - 1/2 where |x| > 1 ("huber")
+    (5)  q_target <- (1 - tau) q_target + tau q, every `target_every` updates   (tau = 1: a hard copy)
+
+With `atoms`, the network says the logits of a distribution Z(s, a) and q is its mean. (3) and (4) become
+
+    (6)  target distribution: project(softmax(logits_target(s', a')), clip(R + d z, v_min, v_max))
+    (7)  loss = mean_batch w CE(target, Z(s, a))
+
+Deviations from the published systems:
+
+    [1] Windows of n steps stop at truncations and at the write head; a window cut after m steps is discounted by
+        gamma^m. A time limit is no termination.
+    [2] The error reported for priorities is |delta| in units of value also for distributions (Rainbow takes the
+        cross-entropy).
+    [3] Nature DQN's clipped error is the Huber loss; Ape-X names the squared loss and clips the gradient to norm 40.
+        Both are here, and the default is Huber with that clip.
+    [4] Linear and convolution layers start as torch's own do.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fleetfoot.data import Batch, Discrete, EnvSpec, Learned, Obs, Transition
+from fleetfoot.nn.cnn import NatureCNNConfig
+from fleetfoot.nn.dueling import ActionHead, DuelingHead
+from fleetfoot.nn.embed import TaskEmbedding
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.normalize import Identity, RunningNorm
+from fleetfoot.nn.torso import TorsoConfig
+from fleetfoot.ops import categorical
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.optim import OptimConfig, RMSPropConfig, Stepper
+from fleetfoot.part import UserError, part
+
+
+@part
+class DQNConfig:
+    """Defaults as published with Ape-X, for Atari; vectors want `torso=MLPTorsoConfig()`."""
+
+    double: bool = True
+    """The network chooses the next action, its target values it; False: the target does both."""
+    dueling: bool = True
+    """Two heads, for the value of the state and the advantages of the actions."""
+    loss: Literal["huber", "squared"] = "huber"
+    """Of the error in value; a categorical head has its cross-entropy instead."""
+    atoms: int | None = None
+    """Atoms of the value support (K) of a categorical head; None: q-values are plain numbers."""
+    v_min: float = -10.0
+    """Smallest value a categorical head can express."""
+    v_max: float = 10.0
+    """Largest value a categorical head can express."""
+    target_every: int = 2_500
+    """Updates between two steps of the target network."""
+    tau: float = 1.0
+    """Share of the network that its target then takes over; 1: all of it."""
+    normalize_obs: bool = False
+    """Running normalisation of observations, for vectors."""
+    task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
+    torso: TorsoConfig = NatureCNNConfig()
+    head: NetworkConfig = MLPConfig(hidden=(512,))
+    """From features to values; with `dueling`, each of the two heads."""
+    critic_optim: OptimConfig = RMSPropConfig(max_grad_norm=40.0)
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> DQN:
+        if not isinstance(spec.action, Discrete):
+            raise UserError(f"DQN needs discrete actions; {spec.name} has {spec.action}.")
+        if self.normalize_obs and len(spec.obs_shape) != 1:
+            raise UserError(
+                f"agent.normalize_obs is for vectors; {spec.name} has observations of shape {spec.obs_shape}."
+            )
+        if self.atoms is not None and (self.atoms < 2 or self.v_min >= self.v_max):
+            raise UserError(
+                "a categorical head needs agent.atoms of at least 2 and agent.v_min below agent.v_max, "
+                f"not {self.atoms}, {self.v_min} and {self.v_max}."
+            )
+        if self.target_every < 1 or not 0.0 < self.tau <= 1.0:
+            raise UserError(
+                "agent.target_every must be at least 1 and agent.tau above 0 and at most 1, "
+                f"not {self.target_every} and {self.tau}."
+            )
+        return DQN(self, spec, total_updates, seed, device)
+
+
+class Critic(nn.Module):
+    """Obs -> [B, actions, K]: q-values (K = 1), or the logits of their distributions."""
+
+    def __init__(self, cfg: DQNConfig, spec: EnvSpec, actions: int):
+        super().__init__()
+        self.norm: RunningNorm | Identity = Identity()
+        if cfg.normalize_obs:
+            self.norm = RunningNorm(spec.obs_shape)
+        self.torso = cfg.torso.build(spec.obs_shape)
+        tasks = len(spec.tasks)
+        self.embed = TaskEmbedding(tasks, cfg.task_embedding) if tasks else None
+        inputs = self.torso.size + (cfg.task_embedding if tasks else 0)
+        head = DuelingHead if cfg.dueling else ActionHead  # (1)
+        self.head = head(cfg.head, inputs, actions, cfg.atoms or 1)
+
+    def forward(self, obs: Obs) -> Tensor:
+        features = self.torso(self.norm(obs.actor))
+        if self.embed is not None:
+            features = torch.cat([features, self.embed(obs.task)], dim=-1)
+        return self.head(features).float()
+
+    def constrain_(self) -> None:
+        self.head.constrain_()
+        if self.embed is not None:
+            self.embed.constrain_()
+
+
+class QValues(nn.Module):
+    """Obs -> q-values [B, actions]."""
+
+    z: Tensor | None
+
+    def __init__(self, critic: Critic, z: Tensor | None):
+        super().__init__()
+        self.critic = critic
+        self.register_buffer("z", z, persistent=False)
+
+    def forward(self, obs: Obs) -> Tensor:
+        return self.read(self.critic(obs))
+
+    def read(self, out: Tensor) -> Tensor:
+        """What the critic says, [..., K], as values [...]."""
+        if self.z is None:
+            return out.squeeze(-1)
+        return categorical.mean(out.softmax(-1), self.z)
+
+
+class Greedy(nn.Module):
+    """Obs -> the action of the largest q-value, [B] int64."""
+
+    def __init__(self, q_values: QValues):
+        super().__init__()
+        self.q_values = q_values
+
+    def forward(self, obs: Obs) -> Tensor:
+        q: Tensor = self.q_values(obs)
+        return q.argmax(-1)
+
+
+class DQN:
+    def __init__(
+        self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
+    ):
+        assert isinstance(spec.action, Discrete)
+        self.cfg = cfg
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.critic = Critic(cfg, spec, spec.action.count).to(device)
+        self.z: Tensor | None = None
+        if cfg.atoms is not None:
+            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.behaviour = QValues(self.critic, self.z)
+        self.policy = Greedy(self.behaviour)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.norm = self.critic.norm  # statistics are shared, not averaged
+        self.step_critic: Stepper = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        self.updates = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.critic.norm.update(fresh.obs.actor)
+
+    def update(self, batch: Batch) -> Learned:
+        loss, q, td_error = self.critic_loss(batch)
+        grad_norm = self.step_critic(loss)
+        self.updates += 1
+        if self.updates % self.cfg.target_every == 0:
+            self.follow()
+        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
+        return Learned(metrics | {"critic/td_error": td_error.mean()}, td_error)
+
+    def follow(self) -> None:
+        """Bring the target nearer to the network, or onto it."""
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss (4) or (7), the mean value of the batch, and each row's absolute error in value."""
+        out = _of(self.critic(batch.obs), batch.action)  # [B, K]
+        if self.z is None:
+            q, wanted = out.squeeze(-1), self.target(batch)
+            row_loss = self.loss(wanted - q)
+        else:
+            target, log_probs = self.target_distribution(batch), out.log_softmax(-1)
+            row_loss = -(target * log_probs).sum(-1)
+            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+        loss = (batch.weight * row_loss).mean()  # (4), (7)
+        return loss, q.detach().mean(), (wanted - q).detach().abs()
+
+    def loss(self, delta: Tensor) -> Tensor:
+        if self.cfg.loss == "squared":
+            return 0.5 * delta.square()
+        return F.huber_loss(delta, torch.zeros_like(delta), reduction="none")
+
+    @torch.no_grad()
+    def next_value(self, batch: Batch) -> Tensor:
+        """What the target says about the next action, [B, K]."""
+        out: Tensor = self.critic_target(batch.next_obs)  # [B, actions, K]
+        chooser = self.critic(batch.next_obs) if self.cfg.double else out
+        return _of(out, self.behaviour.read(chooser).argmax(-1))  # (2)
+
+    def target(self, batch: Batch) -> Tensor:
+        return batch.reward + batch.discount * self.next_value(batch).squeeze(-1)  # (3)
+
+    def target_distribution(self, batch: Batch) -> Tensor:
+        assert self.z is not None
+        probs = self.next_value(batch).softmax(-1)
+        shifted = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
+        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
+        return categorical.project(probs, shifted, self.z)  # (6)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
+        return state | {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates = state["updates"]
+
+    def _stateful(self) -> list[str]:
+        return ["policy", "critic_target", "step_critic"]  # the critic is inside the policy
+
+
+def _of(out: Tensor, action: Tensor) -> Tensor:
+    """What is said about the action of each row: [B, actions, K] and [B] -> [B, K]."""
+    return out.gather(1, action.view(-1, 1, 1).expand(-1, 1, out.shape[-1])).squeeze(1)

@@ -1,0 +1,202 @@
+"""Which rows a prioritised replay gives up when it holds more than its capacity.
+
+A ring cannot fill holes: memory is used again when the write head comes round. Both ways therefore keep some lines
+beyond the capacity (`slack`), and *giving a row up* means that it is not drawn any more. Its data stay for the windows
+and frame stacks of its neighbours until the head gets there.
+
+Adding never waits. Where rows come faster than they are given up, the ring overwrites its oldest
+ones, so there are never more than (1 + slack) times the capacity.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fleetfoot.generators import generator_state, restore_generator
+from fleetfoot.part import UserError, part
+from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.sum_tree import SumTree, first_of_each, tree_bytes
+
+
+class Eviction(Protocol):
+    """Says which leaves (addresses of the ring) become unreadable; the sampler clears them and tells it so."""
+
+    def changed(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
+        """Priorities have changed; 0 stands for a row that cannot be drawn any more."""
+        ...
+
+    def appended(self, ring: Ring) -> Tensor | None:
+        """Leaves to clear after an append, if any."""
+        ...
+
+    def updated(self, ring: Ring) -> Tensor | None:
+        """Leaves to clear after an update of the learner, if any."""
+        ...
+
+    def readable(self, ring: Ring) -> int:
+        """Transitions that can be drawn."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class EvictionConfig(Protocol):
+    def ring_rows(self, rows: int) -> int:
+        """Rows that the ring must have for a capacity of `rows`, both per environment."""
+        ...
+
+    def tree_bytes(self, leaves: int) -> int: ...
+
+    def build_eviction(
+        self, rows: int, columns: int, leaves: int, seed: int, device: torch.device
+    ) -> Eviction:
+        """`rows` is the capacity per environment. The last of the `leaves` belongs to no row."""
+        ...
+
+
+@part
+class FifoConfig:
+    """A soft capacity: once in a while all that is too much goes, the oldest first."""
+
+    every_updates: int = 100
+    """Updates between two trims."""
+    slack: float = 0.05
+    """Room between two trims, as a share of the capacity. 0: a hard capacity."""
+
+    def __post_init__(self) -> None:
+        if self.every_updates < 1 or not 0.0 <= self.slack < math.inf:
+            raise UserError(
+                "replay.sampler.eviction needs every_updates of at least 1 and a slack of 0 or more, "
+                f"not {self.every_updates} and {self.slack}."
+            )
+
+    def ring_rows(self, rows: int) -> int:
+        return math.ceil(rows * (1 + self.slack))
+
+    def tree_bytes(self, leaves: int) -> int:
+        return 0
+
+    def build_eviction(
+        self, rows: int, columns: int, leaves: int, seed: int, device: torch.device
+    ) -> Fifo:
+        return Fifo(self, rows)
+
+
+class Fifo:
+    def __init__(self, cfg: FifoConfig, rows: int):
+        self.every, self.rows = cfg.every_updates, rows
+        self.updates = 0
+
+    def changed(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
+        """Age alone decides."""
+
+    def appended(self, ring: Ring) -> None:
+        return None
+
+    def updated(self, ring: Ring) -> Tensor | None:
+        self.updates += 1
+        excess = ring.size - self.rows
+        if self.updates % self.every or excess <= 0:
+            return None
+        age = torch.arange(excess, device=ring.every_column.device).unsqueeze(1)
+        leaves = ring.address(age, ring.every_column).flatten()
+        ring.drop_oldest(excess)
+        return leaves
+
+    def readable(self, ring: Ring) -> int:
+        return ring.size * ring.columns
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+
+
+@part
+class InverseConfig:
+    """A hard capacity: what is too much is drawn at random, the more likely the lower its priority (Ape-X DPG)."""
+
+    exponent: float = -0.4
+    """P(row goes) is proportional to priority ** exponent."""
+    slack: float = 1.0
+    """Room for rows that outlive others, as a share of the capacity; with 1 a row can live up to twice as long as
+    if the oldest always went, and the replay takes twice the memory."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.slack < math.inf or not -math.inf < self.exponent <= 0:
+            raise UserError(
+                "replay.sampler.eviction needs a slack above 0 and an exponent of 0 or less, "
+                f"not {self.slack} and {self.exponent}."
+            )
+
+    def ring_rows(self, rows: int) -> int:
+        return math.ceil(rows * (1 + self.slack))
+
+    def tree_bytes(self, leaves: int) -> int:
+        return tree_bytes(leaves)
+
+    def build_eviction(
+        self, rows: int, columns: int, leaves: int, seed: int, device: torch.device
+    ) -> Inverse:
+        return Inverse(self, rows * columns, leaves, seed, device)
+
+
+class Inverse:
+    """Draws without replacement: of twice as many candidates as rows came in, the first distinct ones go.
+
+    Should the candidates be so alike that they do not suffice, the rest goes after the next append.
+    """
+
+    def __init__(
+        self, cfg: InverseConfig, capacity: int, leaves: int, seed: int, device: torch.device
+    ):
+        self.exponent, self.capacity, self.nowhere = cfg.exponent, capacity, leaves - 1
+        self.tree = SumTree(leaves, device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)  # rows that can be drawn
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def changed(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
+        kept = priority > 0
+        # Leaves named twice stay what they are, readable or not, so each counts once.
+        self.count += kept.sum() - (self.tree.get(leaf) > 0).sum()
+        chance = torch.where(kept, priority, 1.0).pow(self.exponent)
+        self.tree.set(leaf, torch.where(kept, chance, 0.0), distinct=distinct)
+
+    def appended(self, ring: Ring) -> Tensor | None:
+        u = torch.rand(
+            2 * ring.columns,
+            generator=self.generator,
+            device=self.count.device,
+            dtype=torch.float64,
+        )
+        if ring.size * ring.columns <= self.capacity:
+            return None
+        leaf = self.tree.find(u * self.tree.total()).leaf
+        first = first_of_each(leaf)
+        goes = first & (first.cumsum(0) <= self.count - self.capacity)
+        return torch.where(goes, leaf, self.nowhere)
+
+    def updated(self, ring: Ring) -> None:
+        return None
+
+    def readable(self, ring: Ring) -> int:
+        return min(ring.size * ring.columns, self.capacity)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "tree": self.tree.state_dict(),
+            "count": self.count,
+            "generator": generator_state(self.generator),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tree.load_state_dict(state["tree"])
+        self.count.copy_(state["count"])
+        restore_generator(self.generator, state["generator"])

@@ -1,0 +1,161 @@
+"""Trees over the leaves of a replay: set many leaves at once, draw leaves in proportion to their values.
+
+Every node has `FAN` children that lie side by side, so a level is a table [nodes, FAN] and a step
+down or up the tree is one gather of whole rows. That is a binary tree with several steps taken as
+one, and the topmost steps, where at most `TOP` nodes are left, are one search among all of them.
+Two million leaves then take three steps, each a few operations on all items together. A node is
+always computed anew from all its children, never incremented, so nothing drifts however often
+leaves change. All of it stays on the device; nothing here waits for data.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FAN = 32
+TOP = 4096
+BELOW = 1 - 1e-11  # more than what adding up TOP numbers in another order can change
+
+
+class Found(NamedTuple):
+    leaf: Tensor  # [k] int64
+    value: Tensor  # [k] float64, above zero
+
+
+class Tree:
+    """Leaves 0..leaves-1 in float64, and what the leaves below each node come to."""
+
+    nothing: float  # the value of a leaf that does not count
+
+    def __init__(self, leaves: int, device: torch.device):
+        *rows, top = level_sizes(leaves)
+        self.levels = [  # leaves first
+            torch.full((count, FAN), self.nothing, dtype=torch.float64, device=device)
+            for count in rows
+        ]
+        self.top = torch.full((top,), self.nothing, dtype=torch.float64, device=device)
+
+    @staticmethod
+    def combine(rows: Tensor) -> Tensor:
+        """Nodes [k] from their children [k, FAN]."""
+        raise NotImplementedError
+
+    def total(self) -> Tensor:
+        """What all leaves come to, a scalar."""
+        return self.combine(self.top.unsqueeze(0))[0]
+
+    def get(self, leaf: Tensor) -> Tensor:
+        return self.levels[0].view(-1).index_select(0, leaf)
+
+    def set(self, leaf: Tensor, value: Tensor, *, distinct: bool = False) -> None:
+        """Give leaves ([k] int64) new values ([k]). Of equal leaves the last counts; `distinct` promises none."""
+        at: Tensor | None = leaf  # None: everywhere
+        if not distinct:
+            at, value = last_wins(leaf, value)
+        value = value.to(torch.float64)
+        for level in self.levels:
+            if at is not None:
+                level.view(-1)[at] = value
+            else:
+                level.view(-1)[: value.shape[0]] = value
+            # Where as many leaves changed as the level has rows, computing all rows is less work than finding theirs.
+            if at is not None and level.shape[0] > at.shape[0]:
+                at = at // FAN
+                value = self.combine(level.index_select(0, at))
+            else:
+                at, value = None, self.combine(level)
+        if at is not None:
+            self.top[at] = value
+        else:
+            self.top.copy_(value)
+
+    def bytes(self) -> int:
+        return sum(level.nbytes for level in self.state_dict().values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"level{depth}": level for depth, level in enumerate([*self.levels, self.top])}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, level in self.state_dict().items():
+            level.copy_(state[name])
+
+
+class SumTree(Tree):
+    """Leaves are 0 or more. A leaf of 0 is never found."""
+
+    nothing = 0.0
+
+    @staticmethod
+    def combine(rows: Tensor) -> Tensor:
+        return rows.sum(1)
+
+    def find(self, mass: Tensor) -> Found:
+        """Lay the leaves side by side, each as wide as its value; which of them lies at `mass`?
+
+        mass [k] float64 in [0, total). The total itself, where rounding leads to it, finds the last leaf. Some leaf
+        must be above 0.
+        """
+        # A node and the last of its children's `ends` are one sum in two orders: stay clear of the difference.
+        mass = torch.minimum(mass, self.total() * BELOW)
+        ends = self.top.cumsum(0)
+        node = torch.searchsorted(ends, mass, right=True).clamp_max_(len(ends) - 1)
+        value = self.top.index_select(0, node)
+        mass = (mass - (ends.index_select(0, node) - value)).unsqueeze(1)
+        node, value = node.unsqueeze(1), value.unsqueeze(1)
+        for level in reversed(self.levels):
+            mass = torch.minimum(mass, value * BELOW).clamp_min_(0.0)
+            values = level.index_select(0, node.view(-1))  # [k, FAN]
+            ends = values.cumsum(1)
+            child = torch.searchsorted(ends, mass, right=True).clamp_max_(FAN - 1)
+            value = values.gather(1, child)
+            mass = mass - (ends.gather(1, child) - value)
+            node = node * FAN + child
+        node, value = node.view(-1), value.view(-1)
+        # A device that adds up in parallel may end a child of 0 later than the one before it, by a rounding.
+        found, sound = value > 0, value.argmax()
+        return Found(torch.where(found, node, node[sound]), torch.where(found, value, value[sound]))
+
+
+class MinTree(Tree):
+    """The smallest leaf. Leaves that do not count are infinite."""
+
+    nothing = torch.inf
+
+    @staticmethod
+    def combine(rows: Tensor) -> Tensor:
+        return rows.amin(1)
+
+
+def level_sizes(leaves: int) -> list[int]:
+    """Rows of each level, leaves first, and at last the number of nodes at the top."""
+    sizes = [-(-leaves // FAN)]
+    while sizes[-1] > TOP:
+        sizes.append(-(-sizes[-1] // FAN))
+    return [*sizes, sizes[-1]]
+
+
+def tree_bytes(leaves: int) -> int:
+    """Memory of a tree, without building it."""
+    *rows, top = level_sizes(leaves)
+    return 8 * (FAN * sum(rows) + top)
+
+
+def last_wins(leaf: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The same pairs, sorted by leaf, equal leaves all with the value of the last of them.
+
+    Whatever order a device writes them in, the outcome is then the same.
+    """
+    leaf, order = leaf.sort(stable=True)
+    last = torch.searchsorted(leaf, leaf, right=True) - 1
+    return leaf, value[order[last]]
+
+
+def first_of_each(leaf: Tensor) -> Tensor:
+    """[k] bool: no equal leaf stands before this one."""
+    ordered, order = leaf.sort(stable=True)
+    new = torch.ones_like(leaf, dtype=torch.bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return torch.empty_like(new).scatter_(0, order, new)
