@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -71,12 +72,10 @@ class ReplayConfig:
         if need <= free:
             return
         fits = int(rows * spec.num_envs * 0.9 * free / need)
-        advice = [f"--replay.capacity {fits}", "fewer --num-envs"]
-        if self.storage == "float32":
-            compact = Ring(
-                spec, rows, compact=True, final_share=self.final_share, device=torch.device("meta")
-            )
-            advice.insert(0, f"--replay.storage bf16 ({compact.bytes() / GIB:.1f} GiB)")
+        advice = [f"--replay.capacity {fits}"]
+        compact = dataclasses.replace(self, storage="bf16")._ring(spec, rows, "meta").bytes()
+        if self.storage == "float32" and compact <= free:
+            advice.insert(0, f"--replay.storage bf16 ({compact / GIB:.1f} GiB)")
         raise UserError(
             f"the replay needs {need / GIB:.1f} GiB for {rows * spec.num_envs:,} transitions, but only "
             f"{free / GIB:.1f} GiB are free on {device}: use {', or '.join(advice)}."
