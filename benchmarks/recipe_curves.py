@@ -88,6 +88,7 @@ def draw(name: str, seeds: list[dict[str, Any]], path: Path) -> None:
         panel.set_xlabel(label)
         panel.grid(alpha=0.3)
         panel.set_xlim(left=0)
+        panel.locator_params(axis="x", nbins=5)
     panels[0].set_ylabel("evaluation return")
     panels[0].legend(frameon=False)
     figure.suptitle(name)

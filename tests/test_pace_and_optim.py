@@ -210,19 +210,6 @@ def test_every_optimiser_goes_on_exactly(cfg: Any) -> None:
     assert step_one.lr.item() == pytest.approx(step_two.lr.item())
 
 
-def test_states_of_the_first_version_are_still_read() -> None:
-    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    step = AdamWConfig().build([weight], 20)
-    step(weight.square().sum())
-    state = copy.deepcopy(step.state_dict())
-    state["adamw"] = state.pop("optimizer")
-    again = AdamWConfig().build([weight], 20)
-    again.load_state_dict(state)
-    assert again.steps == 1
-    moments = [s.optimizer.state[weight]["exp_avg"] for s in (step, again)]
-    assert torch.equal(*moments)
-
-
 @pytest.mark.parametrize(
     ("cfg", "says"),
     [

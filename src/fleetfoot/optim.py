@@ -244,8 +244,7 @@ class LocalStepper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         whole = self.optimizer.state_dict()
-        kept = state["optimizer"] if "optimizer" in state else state["adamw"]  # as 0.1.0 wrote it
-        self.optimizer.load_state_dict({**whole, "state": kept})
+        self.optimizer.load_state_dict({**whole, "state": state["optimizer"]})
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
         self.steps = state["steps"]

@@ -289,11 +289,19 @@ def test_bf16_takes_at_most_two_sevenths_of_storing_observations_twice() -> None
     assert kept * 3.5 <= 64_000 * 17 * 4 * 2
 
 
-def test_capacity_in_gib_and_refusal() -> None:
+def test_capacity_in_gib_and_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(16, obs_shape=(60,))
     cfg = ReplayConfig(capacity_gib=0.01)
     assert 0.0095 * GIB < cfg.bytes(spec) <= 0.0101 * GIB
-    with pytest.raises(UserError, match=r"needs .* GiB for .* transitions, but only .*bf16"):
+    with pytest.raises(
+        UserError, match=r"needs .* GiB .* but only .*: use --replay\.capacity \d+\.$"
+    ):
         ReplayConfig(capacity=10**12).build(spec, gamma=0.9, seed=0, device=CPU)
+    tight = ReplayConfig(capacity=16_000).bytes(spec) - 1
+    monkeypatch.setattr("fleetfoot.replay.replay.free_bytes", lambda device: tight)
+    with pytest.raises(
+        UserError, match=r"--replay\.storage bf16 \(.* GiB\), or --replay\.capacity"
+    ):
+        ReplayConfig(capacity=16_000).build(spec, gamma=0.9, seed=0, device=CPU)
     with pytest.raises(UserError, match=r"raise --replay\.capacity"):
         ReplayConfig(capacity=20, n_step=3).build(spec, gamma=0.9, seed=0, device=CPU)

@@ -37,11 +37,13 @@ def run(args: list[str], imports: list[str]) -> int:
         seed=options.seed,
         device=options.device,
     )
-    which = api.which_there_is(folder, options.which)
+    of = str(folder)
+    if api.run_of(folder) == folder:  # a run, not one of its checkpoints
+        of = f"{api.which_there_is(folder, options.which)} checkpoint of {folder}"
     returns = [float(value) for value in done.returns]
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     print(
         f"return {done.mean_return:,.1f} ± {spread:,.1f} over {len(returns)} episodes "
-        f"(from {min(returns):,.1f} to {max(returns):,.1f}; {which} checkpoint of {folder})"
+        f"(from {min(returns):,.1f} to {max(returns):,.1f}; {of})"
     )
     return 0

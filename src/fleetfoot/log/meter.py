@@ -112,12 +112,15 @@ class Log:
 
         Raises NonFinite where a value is NaN or infinite.
         """
-        return _all_finite(self._read(), counters)
+        metrics = self._read()
+        _all_finite(metrics, counters)
+        return metrics
 
     def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
         """Hand numbers to all sinks; raises NonFinite, and writes nothing, where one is not finite."""
+        _all_finite(metrics, counters)
         for sink in self.sinks:
-            sink.write(counters, _all_finite(dict(metrics), counters))
+            sink.write(counters, metrics)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -136,7 +139,6 @@ class Log:
         return {name: totals[name] / counts[name] for name in sorted(totals) if counts[name] != 0}
 
 
-def _all_finite(metrics: dict[str, float], counters: Counters) -> dict[str, float]:
+def _all_finite(metrics: Mapping[str, float], counters: Counters) -> None:
     if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
         raise NonFinite(bad, counters)
-    return metrics

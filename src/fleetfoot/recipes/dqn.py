@@ -63,8 +63,9 @@ def catch() -> Recipe:
         env=TensorConfig(task="catch"),
         agent=replace(base.agent, normalize_obs=False, torso=cnn),
         evaluation=EvaluationConfig(every_vec_steps=250, episodes=256),
+        explorer=EpsilonAnnealConfig(end=0.2, over_vec_steps=800),
         replay=ReplayConfig(capacity=100_000),
-        total_vec_steps=750,
+        total_vec_steps=1_000,
     )
 
 

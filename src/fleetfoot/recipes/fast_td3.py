@@ -19,6 +19,7 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -107,6 +108,13 @@ def pendulum_simba() -> Recipe:
     return replace(base, name="fast_td3/pendulum-simba", agent=agent)
 
 
+def pendulum_prioritised() -> Recipe:
+    """Rows with large errors are drawn more often, and count less each time."""
+    base = pendulum()
+    replay = replace(base.replay, sampler=ProportionalConfig())
+    return replace(base, name="fast_td3/pendulum-prioritised", replay=replay)
+
+
 def point_mass() -> Recipe:
     """Four tasks at once, with critics that see more than the policy and rewards normalised per task."""
     base = pendulum()
@@ -131,6 +139,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     ),
     "fast_td3/pendulum": ("pendulum swing-up written in torch", pendulum),
     "fast_td3/pendulum-simba": ("the pendulum with SimbaV2 networks", pendulum_simba),
+    "fast_td3/pendulum-prioritised": ("the pendulum with prioritised replay", pendulum_prioritised),
     "fast_td3/point-mass": (
         "four tasks at once, critics that see more than the policy",
         point_mass,

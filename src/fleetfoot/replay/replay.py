@@ -80,9 +80,9 @@ class ReplayConfig:
         if need <= free:
             return
         fits = int(rows * spec.num_envs * 0.9 * free / need)
-        advice = [f"--replay.capacity {fits}", "fewer --num-envs"]
-        if self.storage == "float32" and spec.obs_dtype != torch.uint8:
-            compact = replace(self, storage="bf16")._bytes(spec, rows)
+        advice = [f"--replay.capacity {fits}"]
+        compact = replace(self, storage="bf16")._bytes(spec, rows)
+        if self.storage == "float32" and compact <= free:
             advice.insert(0, f"--replay.storage bf16 ({compact / GIB:.1f} GiB)")
         raise UserError(
             f"the replay needs {need / GIB:.1f} GiB for {rows * spec.num_envs:,} transitions, but only "
