@@ -51,6 +51,7 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
         "num_envs": 64,
         "batch_size": 256,
         "total_vec_steps": total_vec_steps,
+        "device": "cpu",  # where the physics is; networks this small gain nothing elsewhere
     }
     return Recipe(**(fields | changes))
 
