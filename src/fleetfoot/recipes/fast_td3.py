@@ -58,7 +58,7 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
 
 def halfcheetah() -> Recipe:
     """The default. Short episodes: a cheetah that has fallen on its back stays there until it starts anew, and if all
-    environments begin together, what the learner sees first is sliding on the back, a habit it may never lose.
+    environments begin together, the learner may see little else, and settle for sliding on the back.
     """
     env = MuJoCoConfig(task="HalfCheetah-v5", episode_length=100)
     return mujoco("HalfCheetah-v5", 600.0, 3_000, env=env)
