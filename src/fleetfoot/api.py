@@ -40,7 +40,7 @@ RESUMABLE = (
     "evaluation",
     "device",
     "threads",
-    "compile",
+    "execution",
     "precision",
 )
 RESUMABLE_ENDINGS = (

@@ -73,7 +73,8 @@ class _Adam(_Scheduled):
     eps: float = 1e-8
 
     def options(self, lr: Tensor) -> dict[str, Any]:
-        return {"lr": lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
+        options = {"lr": lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
+        return options | {"capturable": lr.is_cuda}
 
 
 @part
@@ -208,7 +209,8 @@ class LocalStepper:
     ):
         self.cfg, self.parameters, self.total_steps = cfg, parameters, total_steps
         self.constrain_ = constrain_
-        self.steps = 0
+        # On the device, like the rate that depends on it: a step that was recorded once can be repeated.
+        self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
         self.optimizer = cfg.optimizer(parameters, self.lr)
 
@@ -229,14 +231,13 @@ class LocalStepper:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.constrain_()
-        self.steps += 1
-        self._schedule()
+        self._schedule(self.steps.add_(1))
         return norm
 
-    def _schedule(self) -> None:
+    def _schedule(self, steps: Tensor) -> None:
         end = self.cfg.lr_end
         if end is not None and end != self.cfg.lr:
-            self.lr.fill_(cosine(self.cfg.lr, end, self.steps / self.total_steps))
+            self.lr.copy_(cosine(self.cfg.lr, end, steps / self.total_steps))
 
     def state_dict(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()["state"]
@@ -247,10 +248,10 @@ class LocalStepper:
         self.optimizer.load_state_dict({**whole, "state": state["optimizer"]})
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
-        self.steps = state["steps"]
-        self._schedule()
+        self.steps.copy_(state["steps"])
+        self._schedule(self.steps)
 
 
-def cosine(start: float, end: float, progress: float) -> float:
+def cosine(start: float, end: float, progress: Tensor) -> Tensor:
     """Half a cosine wave from `start` (progress 0) to `end` (progress 1 and beyond)."""
-    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * min(1.0, progress)))
+    return end + 0.5 * (start - end) * (1.0 + torch.cos(math.pi * progress.clamp(max=1.0)))

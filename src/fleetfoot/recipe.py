@@ -26,6 +26,7 @@ from fleetfoot.log import Counters, LogConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.speed import Mode
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ class Recipe:
     """auto, cpu, cuda or cuda:K."""
     precision: Literal["float32", "bf16"] = "float32"
     """bf16: matrix products under autocast, float32 master weights."""
-    compile: bool = False
-    """Compile the losses with torch.compile (needs a C++ compiler on CPU)."""
+    execution: Mode = "auto"
+    """How updates are executed. eager: as written; compiled: losses through torch.compile (on a CPU this needs a C++
+    compiler); captured: compiled, and then CUDA graphs; auto: captured on a GPU, eager on a CPU."""
     threads: int = 0
     """CPU threads of torch; 0: as many as there are usable cores."""
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from fleetfoot.data import Obs, Transition
+from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.explore import Explorer
+from fleetfoot.log.split import TimeSplit
+
+Stepper = Callable[[Tensor], Step]
 
 
 def rollout(
-    env: VecEnv, behaviour: nn.Module, explorer: Explorer, obs: Obs
+    step_env: Stepper, behaviour: nn.Module, explorer: Explorer, obs: Obs, split: TimeSplit
 ) -> Iterator[Transition]:
-    """Vec steps without end, beginning with `obs` (from `env.reset()` or `env.load_state_dict(...)`)."""
+    """Vec steps without end, beginning with `obs` (from `env.reset()` or `env.load_state_dict(...)`).
+
+    `step_env` is `env.step`, or something that does other work while the environment is stepped.
+    """
     while True:
-        action = explorer.act(behaviour, obs)
-        step = env.step(action)
+        with split("act"):
+            action = explorer.act(behaviour, obs)
+        step = step_env(action)
         explorer.restart(step.terminated | step.truncated)
         yield Transition(
             obs=obs,
@@ -29,3 +38,37 @@ def rollout(
             info=step.info,
         )
         obs = step.obs
+
+
+class Background:
+    """Steps an environment in a thread, and on a GPU on a stream, of its own, while the caller does `meanwhile`.
+
+    The two must not touch the same things: the environment is the thread's until its step is back.
+    """
+
+    def __init__(self, env: VecEnv, meanwhile: Callable[[], None], split: TimeSplit):
+        self.env, self.meanwhile, self.split = env, meanwhile, split
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="simulate")
+        on_gpu = env.spec.device.type == "cuda"
+        self.stream: torch.cuda.Stream | None = None
+        if on_gpu:
+            self.stream = torch.cuda.Stream(env.spec.device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, action: Tensor) -> Step:
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        coming = self.thread.submit(self._step, action)
+        try:
+            self.meanwhile()
+        finally:
+            step = coming.result()
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        return step
+
+    def _step(self, action: Tensor) -> Step:
+        with torch.cuda.stream(self.stream), self.split("simulate"):
+            return self.env.step(action)
+
+    def close(self) -> None:
+        self.thread.shutdown()

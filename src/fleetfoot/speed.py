@@ -1,39 +1,222 @@
-"""Speed from outside: precision and compilation, applied to agents that know of neither."""
+"""Speed from outside: precision, compilation and CUDA graphs, applied to agents that know of none of them.
+
+A learner makes the updates that are due: it draws batches, updates, and tells the replay the errors. The eager one does
+just that. The captured one lets each pattern of updates run a few times as it is, records it as two CUDA graphs (the
+batches; the updates) and from then on replays those: two launches, however many kernels there are, and nothing that
+waits for the device. Random numbers come from the same generators in the same order, so both give the same weights, but
+for rounding where compilation reorders sums.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fleetfoot.agents.agent import Agent
 from fleetfoot.data import Batch, Learned
+from fleetfoot.log.split import TimeSplit
+from fleetfoot.replay.replay import Replay
+
+Mode = Literal["auto", "eager", "compiled", "captured"]
+Metrics = dict[str, Tensor]
 
 LOSSES = (
     "critic_loss",
     "policy_loss",
 )  # what agents offer for compilation: pure functions of a batch
+WARM_UPS = 2  # eager runs of a pattern before it is recorded
+MOST_PATTERNS = 16  # each holds memory of its own
 
 
 def learner(
-    agent: Agent, *, precision: Literal["float32", "bf16"], compile: bool, device: torch.device
-) -> Callable[[Batch], Learned]:
-    """`agent.update`, in the precision asked for and with compiled losses."""
-    if compile:
+    agent: Agent,
+    replay: Replay,
+    rows: int,
+    *,
+    precision: Literal["float32", "bf16"],
+    mode: Mode,
+    device: torch.device,
+    split: TimeSplit | None = None,
+) -> EagerLearner:
+    """The learner of a recipe; `rows` is the batch size."""
+    split = split or TimeSplit(device)
+    if mode == "auto":
+        mode = "captured" if device.type == "cuda" else "eager"
+    if mode != "eager":
         for name in LOSSES:
             if hasattr(agent, name):
                 setattr(agent, name, Compiled(getattr(agent, name), name))
-    if precision == "float32":
-        return agent.update
+        replay.gather = Compiled(replay.gather, "replay.gather")  # type: ignore[method-assign,assignment]
+    update = in_precision(agent.update, precision, device)
+    if mode == "captured":
+        reason = why_not_captured(agent, replay, device)
+        if reason is None:
+            return CapturedLearner(agent, replay, rows, update, split)
+        _notice(f"the learner runs without CUDA graphs: {reason}.")
+    return EagerLearner(agent, replay, rows, update, split)
 
-    def update(batch: Batch) -> Learned:
+
+def in_precision(
+    update: Callable[[Batch], Learned], precision: Literal["float32", "bf16"], device: torch.device
+) -> Callable[[Batch], Learned]:
+    if precision == "float32":
+        return update
+
+    def in_bf16(batch: Batch) -> Learned:
         # No cache of cast weights: an update changes weights and reads them again inside this context.
         with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
-            return agent.update(batch)
+            return update(batch)
 
-    return update
+    return in_bf16
+
+
+def why_not_captured(agent: Agent, replay: Replay, device: torch.device) -> str | None:
+    """What stands against CUDA graphs, or None."""
+    if device.type != "cuda":
+        return f"there are none on {device.type}"
+    if not hasattr(agent, "pattern"):
+        return f"{type(agent).__name__} does not say which updates are alike"
+    if not replay.sampler.capturable:
+        return f"{type(replay.sampler).__name__} sampling depends on each update's errors"
+    return None
+
+
+class EagerLearner:
+    """Updates as they are written, on the stream of the caller."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        replay: Replay,
+        rows: int,
+        update: Callable[[Batch], Learned],
+        split: TimeSplit,
+    ):
+        self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
+        self.split = split
+        self.found: Metrics = {}
+
+    def __call__(self, count: int) -> Metrics:
+        """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
+        self.start(count)
+        return self.join()
+
+    def start(self, count: int) -> None:
+        """Begin with `count` updates. On a GPU they may go on while the caller uses the device for other things, as
+        long as it leaves the agent and the replay alone until `join`."""
+        self.found = self._updates(count)
+
+    def join(self) -> Metrics:
+        """From here on the updates count: what the caller asks of the device next comes after them."""
+        return self.found
+
+    def _updates(self, count: int) -> Metrics:
+        found = []
+        for _ in range(count):
+            with self.split("sample"):
+                batch = self.replay.sample(self.rows)
+            with self.split("update"):
+                learned = self.update(batch)
+                self.replay.reprioritize(batch.row_id, learned.td_error)
+            found.append(learned.metrics)
+        return means(found)
+
+
+@dataclass
+class Recorded:
+    sample: torch.cuda.CUDAGraph
+    update: torch.cuda.CUDAGraph
+    metrics: Metrics  # written anew by every replay
+    batches: list[Batch]  # likewise; kept because the second graph reads them
+
+
+class CapturedLearner(EagerLearner):
+    """Updates as CUDA graphs, on a stream of their own."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        replay: Replay,
+        rows: int,
+        update: Callable[[Batch], Learned],
+        split: TimeSplit,
+    ):
+        super().__init__(agent, replay, rows, update, split)
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.ring.reward.device)  # type: ignore[no-untyped-call]
+        self.recorded: dict[Any, Recorded] = {}
+        self.seen: dict[Any, int] = {}
+        self.gave_up = False
+
+    def start(self, count: int) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            super().start(count)
+
+    def join(self) -> Metrics:
+        with self.split("wait"):
+            torch.cuda.current_stream().wait_stream(self.stream)
+        return super().join()
+
+    def _updates(self, count: int) -> Metrics:
+        if count == 0:
+            return {}
+        pattern = self.agent.pattern(count)
+        if pattern in self.recorded:
+            self.agent.updates += count
+        else:
+            self.seen[pattern] = self.seen.get(pattern, 0) + 1
+            if self.gave_up or self.seen[pattern] <= WARM_UPS or not self._record(pattern, count):
+                return super()._updates(count)
+        graphs = self.recorded[pattern]
+        with self.split("sample"):
+            graphs.sample.replay()
+        with self.split("update"):
+            graphs.update.replay()
+        return graphs.metrics
+
+    def _record(self, pattern: Any, count: int) -> bool:
+        """Record what an eager call would do now, without doing it. False where that is impossible."""
+        if len(self.recorded) == MOST_PATTERNS:
+            return False
+        before = self.agent.updates
+        sample, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        try:
+            for generator in generators(self.replay.sampler):
+                sample.register_generator_state(generator)
+            for generator in generators(self.agent):
+                update.register_generator_state(generator)
+            # thread_local: a simulator may be busy with the same device in another thread.
+            with torch.cuda.graph(sample, stream=self.stream, capture_error_mode="thread_local"):
+                batches = [self.replay.sample(self.rows) for _ in range(count)]
+            with torch.cuda.graph(update, stream=self.stream, capture_error_mode="thread_local"):
+                metrics = means([self.update(batch).metrics for batch in batches])
+        except RuntimeError as error:
+            self.gave_up = True
+            self.agent.updates = before
+            reason = str(error).strip().splitlines()[0][:200]
+            _notice(f"the learner runs without CUDA graphs: {reason}.")
+            return False
+        self.recorded[pattern] = Recorded(sample, update, metrics, batches)
+        return True
+
+
+def means(found: list[Metrics]) -> Metrics:
+    """Each metric's mean over those that have it."""
+    names = dict.fromkeys(name for each in found for name in each)
+    gathered = {name: [each[name] for each in found if name in each] for name in names}
+    return {
+        name: values[0] if len(values) == 1 else torch.stack(values).mean()
+        for name, values in gathered.items()
+    }
+
+
+def generators(owner: object) -> list[torch.Generator]:
+    return [value for value in vars(owner).values() if isinstance(value, torch.Generator)]
 
 
 class Compiled:
@@ -50,10 +233,14 @@ class Compiled:
             if self.function is self.eager or not _is_compiler_error(error):
                 raise
             reason = str(error).strip().splitlines()[0][:200]
-            warnings.warn(f"{self.name} runs uncompiled: {reason}", stacklevel=2)
+            _notice(f"{self.name} runs uncompiled: {reason}")
             self.function = self.eager
             return self.eager(*args)
 
 
 def _is_compiler_error(error: BaseException) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def _notice(message: str) -> None:
+    warnings.warn(message, stacklevel=3)

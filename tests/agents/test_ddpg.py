@@ -420,7 +420,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     train(small_run(total_vec_steps=53), tmp_path / "parts")
     resume(tmp_path / "parts", total_vec_steps=90)
     one, two = (checkpoint.load(tmp_path / k).state["agent"] for k in ("whole", "parts"))
-    assert one["critic_updates"] == two["critic_updates"] == 140
+    assert one["updates"] == two["updates"] == 140
     for name in ("policy", "critic", "critic_target", "policy_target"):
         assert len(one[name]) >= 4
         assert all(torch.equal(one[name][k], two[name][k]) for k in one[name])

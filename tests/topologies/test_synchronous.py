@@ -291,7 +291,7 @@ def test_bf16_stays_close(tmp_path: Path) -> None:
 def test_compiled_equals_eager_to_rounding(name: str, tmp_path: Path) -> None:
     short = small(name, total_vec_steps=26)
     train(short, tmp_path / "eager")
-    train(replace(short, compile=True), tmp_path / "compiled")
+    train(replace(short, execution="compiled"), tmp_path / "compiled")
     a, b = (agent_state(tmp_path / k) for k in ("eager", "compiled"))
     names = [k for k in a if k.startswith(("/policy/", "/critic/"))]
     assert len(names) > 8

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
 from fleetfoot.data import Batch, EnvSpec, Learned, Transition
 from fleetfoot.part import UserError
+
+Pattern: TypeAlias = tuple[bool, ...]
+
+
+def every(period: int, updates: int, count: int) -> Pattern:
+    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`?"""
+    return tuple((updates + i) % period == 0 for i in range(1, count + 1))
 
 
 class Agent(Protocol):
@@ -29,8 +36,15 @@ class Agent(Protocol):
         """See each new transition once, in order. Running statistics change here and nowhere else."""
         ...
 
+    updates: int
+    """Updates so far."""
+
     def update(self, batch: Batch) -> Learned:
         """One update."""
+        ...
+
+    def pattern(self, count: int) -> Pattern:
+        """What of the coming `count` updates the host decides: where two patterns are equal, so are the operations."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.agents.agent import Pattern, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
 from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
@@ -186,24 +187,28 @@ class DDPG:
             max(1, total_updates // cfg.policy_every),
             self.policy.constrain_,
         )
-        self.critic_updates = 0
+        self.updates = 0
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
 
     def update(self, batch: Batch) -> Learned:
         learned = self.update_critic(batch)
-        if self.critic_updates % self.cfg.policy_every == 0:
+        if self.updates % self.cfg.policy_every == 0:
             learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
         return learned
+
+    def pattern(self, count: int) -> Pattern:
+        periods = (self.cfg.policy_every, self.cfg.target_every)
+        return tuple(flag for period in periods for flag in every(period, self.updates, count))
 
     def update_critic(self, batch: Batch) -> Learned:
         shape = (batch.reward.shape[0], self.actions)
         xi = torch.randn(shape, generator=self.generator, device=self.device)
         loss, q, td_error = self.critic_loss(batch, xi)
         grad_norm = self.step_critic(loss)
-        self.critic_updates += 1
-        if self.critic_updates % self.cfg.target_every == 0:
+        self.updates += 1
+        if self.updates % self.cfg.target_every == 0:
             self.follow()
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
         return Learned(metrics | {"critic/td_error": td_error.mean()}, td_error)
@@ -282,14 +287,14 @@ class DDPG:
             name: getattr(self, name).state_dict() for name in self._stateful()
         }
         return state | {
-            "critic_updates": self.critic_updates,
+            "updates": self.updates,
             "generator": generator_state(self.generator),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self._stateful():
             getattr(self, name).load_state_dict(state[name])
-        self.critic_updates = state["critic_updates"]
+        self.updates = state["updates"]
         restore_generator(self.generator, state["generator"])
 
     def _stateful(self) -> list[str]:

@@ -36,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fleetfoot.agents.agent import Pattern, every
 from fleetfoot.data import Batch, Discrete, EnvSpec, Learned, Obs, Transition
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import ActionHead, DuelingHead
@@ -192,6 +193,9 @@ class DQN:
             self.follow()
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
         return Learned(metrics | {"critic/td_error": td_error.mean()}, td_error)
+
+    def pattern(self, count: int) -> Pattern:
+        return every(self.cfg.target_every, self.updates, count)
 
     def follow(self) -> None:
         """Bring the target nearer to the network, or onto it."""

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import check_value_learner
+from fleetfoot.agents.agent import Pattern, check_value_learner, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
 from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
@@ -179,14 +179,17 @@ class FastSAC:
 
     def update(self, batch: Batch) -> Learned:
         learned = self.update_critic(batch)
-        self.updates += 1
         if self.updates % self.cfg.policy_every == 0:
             learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
         return learned
 
+    def pattern(self, count: int) -> Pattern:
+        return every(self.cfg.policy_every, self.updates, count)
+
     def update_critic(self, batch: Batch) -> Learned:
         loss, q, td_error = self.critic_loss(batch, self._draw(self.critic_noise, batch))
         grad_norm = self.step_critic(loss)
+        self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
         return Learned(metrics, td_error)
@@ -205,30 +208,25 @@ class FastSAC:
     def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss (4), the mean value of the batch, and each row's absolute error in value."""
         target = self.target_distribution(batch, noise)  # [B, K]
-        log_probs = self.critic(batch.obs, batch.action).float().log_softmax(-1)  # [E, B, K]
-        cross_entropy = -(target * log_probs).sum(-1)  # [E, B]
+        logits = self.critic(batch.obs, batch.action)  # [E, B, K]
+        cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
-        with torch.no_grad():
-            q = categorical.mean(log_probs.exp(), self.z).mean(0)
-            td_error = (q - categorical.mean(target, self.z)).abs()
+        td_error = (q.mean(0) - categorical.mean(target, self.z)).abs()
         return loss, q.mean(), td_error
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
         action, log_prob = _sample(self.gaussian, batch.next_obs, noise)
-        probs = self.critic_target(batch.next_obs, action).float().softmax(-1)  # (2) [E, B, K]
+        logits = self.critic_target(batch.next_obs, action)  # (2) [E, B, K]
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.obs.task)
-        soft = self.z - self.log_alpha.exp() * log_prob.unsqueeze(1)  # [B, K]
-        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * soft
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)  # (1)
-        if self.cfg.clipped_double_q:
-            lowest = (probs * shifted).sum(-1).argmin(0)  # (3) [B]
-            probs = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
-        else:
-            probs = probs.mean(0)
-        return categorical.project(probs, shifted, self.z)
+        base = reward - batch.discount * self.log_alpha.exp() * log_prob  # (1)
+        lowest = self.cfg.clipped_double_q
+        target = categorical.project_shifted(  # (3)
+            logits, base=base, slope=batch.discount, z=self.z, lowest=lowest
+        )
+        return target if lowest else target.mean(0)
 
     def policy_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss (5), and the log-probabilities of the sampled actions, [B]."""

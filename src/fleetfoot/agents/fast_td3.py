@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import check_value_learner
+from fleetfoot.agents.agent import Pattern, check_value_learner, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
 from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
@@ -163,10 +163,12 @@ class FastTD3:
 
     def update(self, batch: Batch) -> Learned:
         learned = self.update_critic(batch)
-        self.updates += 1
         if self.updates % self.cfg.policy_every == 0:
             learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
         return learned
+
+    def pattern(self, count: int) -> Pattern:
+        return every(self.cfg.policy_every, self.updates, count)
 
     def update_critic(self, batch: Batch) -> Learned:
         xi = torch.randn(
@@ -174,6 +176,7 @@ class FastTD3:
         )
         loss, q, td_error = self.critic_loss(batch, xi)
         grad_norm = self.step_critic(loss)
+        self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (6)
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
         return Learned(metrics, td_error)
@@ -188,13 +191,11 @@ class FastTD3:
     def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss (4), the mean value of the batch, and each row's absolute error in value."""
         target = self.target_distribution(batch, xi)  # [B, K] or [E, B, K]
-        log_probs = self.critic(batch.obs, batch.action).float().log_softmax(-1)  # [E, B, K]
-        cross_entropy = -(target * log_probs).sum(-1)  # [E, B]
+        logits = self.critic(batch.obs, batch.action)  # [E, B, K]
+        cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
-        with torch.no_grad():
-            q = categorical.mean(log_probs.exp(), self.z).mean(0)
-            wanted = categorical.mean(target, self.z)
-            td_error = (q - (wanted.mean(0) if wanted.dim() == 2 else wanted)).abs()
+        wanted = categorical.mean(target, self.z)
+        td_error = (q.mean(0) - (wanted.mean(0) if wanted.dim() == 2 else wanted)).abs()
         return loss, q.mean(), td_error
 
     @torch.no_grad()
@@ -202,16 +203,14 @@ class FastTD3:
         clip = self.cfg.noise_clip
         noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
         action = (self.policy(batch.next_obs).float() + noise).clamp(-1.0, 1.0)  # (1)
-        probs = self.critic_target(batch.next_obs, action).float().softmax(-1)  # (2) [E, B, K]
+        logits = self.critic_target(batch.next_obs, action)  # [E, B, K]
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.obs.task)
-        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        if self.cfg.clipped_double_q:
-            lowest = (probs * shifted).sum(-1).argmin(0)  # (3) [B]
-            probs = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
-        return categorical.project(probs, shifted.expand_as(probs), self.z)
+        lowest = self.cfg.clipped_double_q
+        return categorical.project_shifted(  # (2), (3)
+            logits, base=reward, slope=batch.discount, z=self.z, lowest=lowest
+        )
 
     def policy_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss (5), and the share of actions at their bounds."""

@@ -248,7 +248,8 @@ def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
     cfg = ReplayConfig(capacity=TREE_ITEMS, sampler=ProportionalConfig(alpha=ALPHA))
     replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
     sampler, ring = replay.sampler, replay.ring
-    ring.size = ring.written = ring.head = TREE_ITEMS // spec.num_envs  # no rows, only their places
+    ring.size = ring.written = TREE_ITEMS // spec.num_envs  # no rows, only their places
+    ring.moved()
     for age in range(ring.size):
         sampler.tree.set(ring.line(age), everything[: spec.num_envs], distinct=True)  # type: ignore[attr-defined]
 

@@ -22,6 +22,10 @@ BENCHMARKS = {
         "fleetfoot.bench.env:bench_env",
         "simulation: our environments, raw MuJoCo, Gymnasium's own",
     ),
+    "learner": (
+        "fleetfoot.bench.learner:bench_learner",
+        "updates: eager, compiled and captured, against the rate of the card",
+    ),
     "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
@@ -33,7 +37,7 @@ BENCHMARKS = {
 
 def run(args: list[str], imports: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
-        lines = [f"  {name:<6}  {what}" for name, (_, what) in BENCHMARKS.items()]
+        lines = [f"  {name:<7}  {what}" for name, (_, what) in BENCHMARKS.items()]
         print("\n".join(["usage: fleetfoot bench NAME [--out FILE] [options]", "", *lines]))
         return 0
     name, *rest = args

@@ -112,12 +112,12 @@ def rendering() -> list[Finding]:
 
 
 def compiler() -> list[Finding]:
-    """What torch.compile needs (`--compile`)."""
+    """What torch.compile needs (`--execution compiled`)."""
     names = [os.environ.get("CXX", ""), "g++", "c++", "clang++", "cl"]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found:
-        return [Finding("compiler", f"{found}, for --compile")]
-    return [Finding("compiler", "no C++ compiler; --compile will not work", "apt-get install g++")]
+        return [Finding("compiler", f"{found}, for --execution compiled")]
+    return [Finding("compiler", "no C++ compiler; nothing is compiled", "apt-get install g++")]
 
 
 def extras() -> list[Finding]:

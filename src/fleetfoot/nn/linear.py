@@ -7,17 +7,27 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.ops.affine import affine
+
 
 class Linear(nn.Module):
     """x @ weight + bias. With `members=E`: [E, B, in] or a shared [B, in] -> [E, B, out]; without: [B, in] -> [B, out].
 
-    Weights are stored input-first, so a batched ensemble is one `baddbmm`. Initialised like torch's own Linear.
+    Weights are stored input-first, so a batched ensemble is one `baddbmm`. Initialised like torch's own Linear. With
+    `relu` a ReLU follows, which on a GPU is part of the product.
     """
 
-    def __init__(self, inputs: int, outputs: int, members: int | None = None, bias: bool = True):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        members: int | None = None,
+        bias: bool = True,
+        relu: bool = False,
+    ):
         super().__init__()
         lead = () if members is None else (members,)
-        self.members = members
+        self.relu = relu
         self.weight = nn.Parameter(torch.empty(*lead, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(*lead, outputs)) if bias else None
         bound = 1.0 / math.sqrt(inputs)
@@ -27,13 +37,7 @@ class Linear(nn.Module):
                 self.bias.uniform_(-bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.members is None:
-            return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
-        if x.dim() == 2:
-            x = x.expand(self.members, -1, -1)
-        if self.bias is None:
-            return torch.bmm(x, self.weight)
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight)
+        return affine(x, self.weight, self.bias, self.relu)
 
 
 class LayerNorm(nn.Module):

@@ -34,10 +34,12 @@ def hidden_layers(
         )
     layers: list[nn.Module] = []
     for (width_in, width_out), name in zip(pairwise((inputs, *hidden)), names, strict=False):
-        layers.append(Linear(width_in, width_out, members))
+        at_once = name == "relu" and not layer_norm
+        layers.append(Linear(width_in, width_out, members, relu=at_once))
         if layer_norm:
             layers.append(LayerNorm(width_out, members))
-        layers.append(ACTIVATIONS[name]())
+        if not at_once:
+            layers.append(ACTIVATIONS[name]())
     return nn.Sequential(*layers)
 
 

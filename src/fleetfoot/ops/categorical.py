@@ -1,6 +1,12 @@
-"""Categorical value distributions on a fixed support (C51): the projection and the mean."""
+"""Categorical value distributions on a fixed support (C51): projection, cross-entropy and mean.
+
+On a GPU the two that learning spends its time on are kernels of their own (`ops/triton/categorical.py`); what is
+written here is their definition, and what runs everywhere else.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,3 +39,90 @@ def mean(probs: Tensor, z: Tensor) -> Tensor:
     """Expected value of a distribution over z: [..., K] -> [...]."""
     # Not probs @ z: under autocast a product would round values and atoms to bfloat16.
     return (probs * z).sum(-1)
+
+
+def project_shifted(
+    logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, *, lowest: bool
+) -> Tensor:
+    """Distributions softmax(logits) over atoms that have moved to y = clip(base + slope z), projected back onto z.
+
+    logits [E, B, K], base and slope [B] -> [E, B, K] in float32; with `lowest`, of each row only the whole
+    distribution of the member whose mean over y is smallest, [B, K]. (The projection keeps means, so it does not
+    matter that the choice comes first.) No gradient flows through it.
+    """
+    with torch.no_grad():
+        out: Tensor = _project_shifted(logits, base, slope, z, lowest)
+    return out
+
+
+@torch.library.custom_op("fleetfoot::project_shifted", mutates_args=())
+def _project_shifted(
+    logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool
+) -> Tensor:
+    if logits.is_cuda:
+        from fleetfoot.ops.triton.categorical import project_shifted as kernel
+
+        return kernel(logits, base, slope, z, lowest)
+    probs = logits.float().softmax(-1)  # [E, B, K]
+    shifted = (base.unsqueeze(1) + slope.unsqueeze(1) * z).clamp(z[0], z[-1])  # [B, K]
+    if lowest:
+        which = (probs * shifted).sum(-1).argmin(0)  # [B]
+        probs = probs.gather(0, which.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
+    return project(probs, shifted.expand_as(probs), z)
+
+
+@_project_shifted.register_fake
+def _(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
+    return logits.new_empty(logits.shape[1:] if lowest else logits.shape, dtype=torch.float32)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Of softmax(logits) [E, B, K] to the distributions `target` [B, K] or [E, B, K]: [E, B], in float32.
+
+    And the mean of softmax(logits) over z, [E, B], through which no gradient flows.
+    """
+    if logits.is_cuda:
+        loss, q, _ = _cross_entropy(logits, target, z)
+        return loss, q.detach()
+    log_probs = logits.float().log_softmax(-1)
+    with torch.no_grad():
+        q = mean(log_probs.exp(), z)
+    return -(target * log_probs).sum(-1), q
+
+
+@torch.library.custom_op("fleetfoot::cross_entropy", mutates_args=(), device_types="cuda")
+def _cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from fleetfoot.ops.triton.categorical import cross_entropy as kernel
+
+    return kernel(logits, target, z)
+
+
+@_cross_entropy.register_fake
+def _(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    like = logits.new_empty(logits.shape[:2], dtype=torch.float32)
+    return like, torch.empty_like(like), torch.empty_like(like)
+
+
+@torch.library.custom_op("fleetfoot::cross_entropy_backward", mutates_args=(), device_types="cuda")
+def _cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
+    from fleetfoot.ops.triton.categorical import cross_entropy_backward as kernel
+
+    return kernel(logits, target, lse, by)
+
+
+@_cross_entropy_backward.register_fake
+def _(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, target, _ = inputs
+    ctx.save_for_backward(logits, target, output[2])
+
+
+def _backward(ctx: Any, by: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    logits, target, lse = ctx.saved_tensors
+    return _cross_entropy_backward(logits, target, lse, by), None, None
+
+
+_cross_entropy.register_autograd(_backward, setup_context=_keep)

@@ -114,8 +114,11 @@ class Replay:
 
     def sample(self, rows: int) -> Batch:
         """Draw `rows` transitions and fold each with the n - 1 that follow it."""
+        return self.gather(*self.sampler.draw(rows, self.ring))
+
+    def gather(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
+        """The rows drawn, folded."""
         ring = self.ring
-        age, column, weight = self.sampler.draw(rows, ring)
         ages = age.unsqueeze(1) + self.window  # [B, n]
         at = ring.address(ages, column.unsqueeze(1)).flatten()
         ends = ring.ends.index_select(0, at).view(ages.shape)
@@ -124,7 +127,7 @@ class Replay:
             reward=ring.reward.index_select(0, at).view(ages.shape),
             terminated=terminated,
             ended=ends > 0,
-            exists=ages < ring.size,
+            exists=ages < ring.filled,
             gamma=self.gamma,
         )
         last = age + window.length - 1

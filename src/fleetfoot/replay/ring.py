@@ -132,25 +132,37 @@ class Ring:
         self.final_count = torch.zeros((), dtype=torch.int64, device=device)
         self.task = torch.tensor(spec.task_ids, device=device) if spec.task_ids else None
         self.every_column = torch.arange(self.columns, device=device)
-        self.head = 0  # the line that the next row will take
         self.size = 0  # rows stored, per environment
         self.written = 0  # rows ever written, per environment
+        # The same two for reads, on the device: a read that was recorded once can then be repeated as the ring goes on.
+        self.filled = torch.zeros((), dtype=torch.int64, device=device)  # size
+        self.gone = torch.zeros((), dtype=torch.int64, device=device)  # written - size
+
+    @property
+    def head(self) -> int:
+        """The line that the next row will take."""
+        return self.written % self.lines
+
+    def moved(self) -> None:
+        """Tell the device after `size` or `written` has changed."""
+        self.filled.fill_(self.size)
+        self.gone.fill_(self.written - self.size)
 
     def append(self, step: Transition) -> None:
         start = self.head * self.columns
         line = slice(start, start + self.columns)
         if self.links is not None:
             self.links[line] = self._find_frames(step.obs.actor)
-        self.head = (self.head + 1) % self.lines
         following = self.obs.parts(step.next_obs)
         self.obs.write(start, self.obs.parts(step.obs))
-        self.obs.write(self.head * self.columns, following)
+        self.obs.write((self.head + 1) % self.lines * self.columns, following)
         self.action[line] = step.action
         self.reward[line] = step.reward
         self.ends[line] = step.terminated * TERMINATED + step.truncated * TRUNCATED
         self._keep_finals(line, self.written, step.terminated | step.truncated, following)
         self.written += 1
         self.size = min(self.size + 1, self.rows)
+        self.moved()
 
     def _find_frames(self, stacks: Tensor) -> Tensor:
         """`links` of rows about to be written at the head, from their whole stacks [N, S, H, W]."""
@@ -166,6 +178,7 @@ class Ring:
     def drop_oldest(self, rows: int) -> None:
         """So many rows per environment cannot be read any more."""
         self.size -= rows
+        self.moved()
 
     def cut(self) -> None:
         """Mark a break after the newest row: what is appended next does not follow from it.
@@ -190,24 +203,25 @@ class Ring:
         self.final_count += ended.sum()
 
     def address(self, age: Tensor, column: Tensor) -> Tensor:
-        return (self.head - self.size + age) % self.lines * self.columns + column
+        return (self.gone + age) % self.lines * self.columns + column
 
     def place(self, address: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of what is at an address: the inverse of `address`."""
         line = address // self.columns
-        return (line - self.head + self.size) % self.lines, address % self.columns
+        return (line - self.gone) % self.lines, address % self.columns
 
     def line(self, age: int) -> Tensor:
         """[N] addresses of the rows of one age."""
-        return (self.head - self.size + age) % self.lines * self.columns + self.every_column
+        start = (self.written - self.size + age) % self.lines * self.columns
+        return start + self.every_column
 
     def row_id(self, age: Tensor, column: Tensor) -> Tensor:
         """A number that names a row for ever, also after another has taken its place."""
-        return (self.written - self.size + age) * self.columns + column
+        return (self.gone + age) * self.columns + column
 
     def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of rows by their names; the age is below 0 for rows that cannot be read any more."""
-        return row_id // self.columns - (self.written - self.size), row_id % self.columns
+        return row_id // self.columns - self.gone, row_id % self.columns
 
     def obs_at(self, age: Tensor, column: Tensor) -> tuple[Obs, Tensor]:
         """The observations of rows, and [B] bool: are they as they were seen? (Always, but for stacks of frames.)"""
@@ -274,13 +288,13 @@ class Ring:
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     def state_dict(self) -> dict[str, Any]:
-        numbers = {"head": self.head, "size": self.size, "written": self.written}
-        return {**numbers, "tensors": self.tensors()}
+        return {"size": self.size, "written": self.written, "tensors": self.tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, tensor in self.tensors().items():
             tensor.copy_(state["tensors"][name])
-        self.head, self.size, self.written = state["head"], state["size"], state["written"]
+        self.size, self.written = state["size"], state["written"]
+        self.moved()
 
 
 def check_stack(spec: EnvSpec) -> None:

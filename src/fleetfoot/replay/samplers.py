@@ -27,6 +27,9 @@ class Drawn(NamedTuple):
 class Sampler(Protocol):
     """Draws rows of one ring, and is told of every change to it."""
 
+    capturable: bool
+    """Drawing can be recorded once and repeated: it depends on nothing but the generator and the ring's device."""
+
     def draw(self, rows: int, ring: Ring) -> Drawn: ...
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
@@ -78,6 +81,8 @@ class UniformConfig:
 class Uniform:
     """Every row of every environment is equally likely."""
 
+    capturable = True
+
     def __init__(self, columns: int, seed: int, device: torch.device):
         self.columns, self.device = columns, device
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -85,7 +90,7 @@ class Uniform:
     def draw(self, rows: int, ring: Ring) -> Drawn:
         # float64: float32 has too few steps to reach every row of a large ring equally often.
         u = torch.rand(2, rows, generator=self.generator, device=self.device, dtype=torch.float64)
-        age, column = (u[0] * ring.size).long(), (u[1] * self.columns).long()
+        age, column = (u[0] * ring.filled).long(), (u[1] * self.columns).long()
         return Drawn(age, column, torch.ones(rows, device=self.device))
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
@@ -145,6 +150,8 @@ class Proportional:
 
     Rows of unknown error get the largest priority so far, which is 1 at first.
     """
+
+    capturable = False  # each update changes what the next one draws, and trims happen now and then
 
     def __init__(
         self, cfg: ProportionalConfig, ring: Ring, rows: int, seed: int, device: torch.device

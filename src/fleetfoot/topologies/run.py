@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fleetfoot.agents.agent import Agent
 from fleetfoot.checkpoint import Checkpoint
@@ -21,6 +22,7 @@ from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log
+from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Pace
 from fleetfoot.part import UserError, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
@@ -94,8 +96,10 @@ class Run:
     checkpoint: Checkpoint
     episodes: EpisodeStats
     clock: Clock
+    split: TimeSplit
     vec_steps: int = 0
     updates: int = 0
+    owed: int = 0  # updates that the vec steps so far call for and that are not made yet
     last_return: float = float("nan")
     best_return: float = float("nan")
     saved_at: int = -1
@@ -130,6 +134,7 @@ class Run:
             checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
             episodes=EpisodeStats(recipe.num_envs, device),
             clock=Clock(),
+            split=TimeSplit(device),
         )
         check_behaviour(agent.behaviour, run.explorer.takes_noise)
         if state is not None:
@@ -158,11 +163,17 @@ class Run:
         seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
         self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
 
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        """Note that the updates owed were made, and what they found."""
+        self.updates, self.owed = self.updates + self.owed, 0
+        self.log.add(metrics)
+
     def bookkeep(self, *, last: bool) -> None:
         """Log, evaluate and save when each is due, and all three at the `last` step.
 
         The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
         """
+        self.split.next_vec_step()
         every = self.recipe.evaluation.every_vec_steps
         evaluate = last or (every > 0 and self.vec_steps % every == 0)
         save = last or self.recipe.checkpoint.due(self.vec_steps)
@@ -172,7 +183,7 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
         with self.clock.paused():
-            metrics = self.log.read(self.counters())
+            metrics = self.log.read(self.counters()) | self.split.metrics()
             if evaluate:
                 metrics |= self.evaluator(self.agent.policy).metrics()
             self.log.write(self.counters(), metrics)
@@ -212,6 +223,7 @@ class Run:
             "episodes": self.episodes.state_dict(),
             "vec_steps": self.vec_steps,
             "updates": self.updates,
+            "owed": self.owed,
             "train_seconds": self.clock.seconds(),
             "last_return": self.last_return,
             "best_return": self.best_return,
@@ -236,6 +248,7 @@ class Run:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
+        self.owed = 0 if self.pace.held_vec_steps else state["owed"]
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
         self.saved_at = self.vec_steps

@@ -1,13 +1,17 @@
-"""The uncut loop: one process collects, stores and learns, in turns."""
+"""The uncut loop: one process collects, stores and learns, in turns or (`overlap`) at the same time."""
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from fleetfoot.data import Step
 from fleetfoot.part import part
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.rollout import rollout
+from fleetfoot.rollout import Background, rollout
 from fleetfoot.speed import learner
 from fleetfoot.topologies.run import Interrupt, Run
 
@@ -16,30 +20,53 @@ from fleetfoot.topologies.run import Interrupt, Run
 class SynchronousConfig:
     """One process; after each vec step the updates that the pace owes."""
 
+    overlap: bool = False
+    """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that
+    is one vec step's updates older; everything else stays, and the same seed gives the same result every time."""
+
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
         run = Run.build(recipe, folder, state)
         try:
-            return synchronous(run)
+            return synchronous(run, overlap=self.overlap)
         finally:
             run.close()
 
 
-def synchronous(run: Run) -> Result:
-    recipe, agent, replay = run.recipe, run.agent, run.replay
-    update = learner(agent, precision=recipe.precision, compile=recipe.compile, device=run.device)
-    steps = rollout(run.env, agent.behaviour, run.explorer, run.obs)
-    with Interrupt() as interrupt:
+def synchronous(run: Run, *, overlap: bool) -> Result:
+    recipe, agent, replay, split = run.recipe, run.agent, run.replay, run.split
+    learn = learner(
+        agent,
+        replay,
+        recipe.batch_size,
+        precision=recipe.precision,
+        mode=recipe.execution,
+        device=run.device,
+        split=split,
+    )
+
+    def in_turn(action: Tensor) -> Step:
+        with split("simulate"):
+            return run.env.step(action)
+
+    def start_learning() -> None:
+        learn.start(run.owed)
+
+    background = Background(run.env, start_learning, split) if overlap else None
+    steps = rollout(background or in_turn, agent.behaviour, run.explorer, run.obs, split)
+    with Interrupt() as interrupt, closing(background) if background else nullcontext():
         while run.vec_steps < recipe.total_vec_steps and not interrupt.asked:
             transition = next(steps)
-            agent.observe(transition)
-            replay.append(transition)
+            if overlap:
+                run.learned(learn.join())
+            with split("append"):
+                agent.observe(transition)
+                replay.append(transition)
             run.collected(transition)
-            for batch in replay.batches(run.pace.owed(), recipe.batch_size):
-                learned = update(batch)
-                replay.reprioritize(batch.row_id, learned.td_error)
-                run.updates += 1
-                run.log.add(learned.metrics)
-            run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
+            run.owed = run.pace.owed()
+            last = run.vec_steps == recipe.total_vec_steps
+            if last or not overlap:
+                run.learned(learn(run.owed))
+            run.bookkeep(last=last)
         if interrupt.asked:
             run.interrupted()
     return run.result(finished=run.vec_steps >= recipe.total_vec_steps)
