@@ -48,69 +48,134 @@ def _aligned(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
         bias = F.pad(bias.to(dtype), (0, more_out)) if more_out else bias.to(dtype)
     if lead == 0:
         weight, bias = weight.unsqueeze(0), bias.unsqueeze(0)
-    out: Tensor = fused_affine(x, weight, bias, relu)
+    out: Tensor = (
+        in_graph(x, weight, bias, relu)
+        if torch.compiler.is_compiling()
+        else (
+            Affine.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+        )
+    )
     out = out[..., :outputs] if more_out else out
     return out.squeeze(0) if lead == 0 else out
 
 
-@torch.library.custom_op("fleetfoot::affine", mutates_args=())
 def fused_affine(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """x [B, in] or [E, B, in], weight [E, in, out], bias [E, out] -> [E, B, out], all of one dtype."""
-    members, _, outputs = weight.shape
-    out = x.new_empty(members, x.shape[-2], outputs)
-    for member in range(members):
-        own = x if x.dim() == 2 else x[member]
-        if relu:
-            # One product with bias and ReLU inside it; its batched form does not exist.
-            torch._addmm_activation(bias[member], own, weight[member], out=out[member])
-        else:
-            torch.addmm(bias[member], own, weight[member], out=out[member])
+    # One product with bias and ReLU inside it; its batched form does not exist.
+    product = torch._addmm_activation if relu else torch.addmm
+    out = _room(x, weight)
+    if x.dim() == 2:  # all members as one wide product
+        wide = weight.transpose(0, 1).flatten(1)
+        product(bias.flatten(), x, wide, out=out.transpose(0, 1).flatten(1))
+    else:
+        for member in range(weight.shape[0]):
+            product(bias[member], x[member], weight[member], out=out[member])
     return out
 
 
-@fused_affine.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    return x.new_empty(weight.shape[0], x.shape[-2], weight.shape[2])
+def _room(x: Tensor, weight: Tensor) -> Tensor:
+    """[E, B, out]; behind one wide product the members lie side by side."""
+    members, _, outputs = weight.shape
+    rows = x.shape[-2]
+    if x.dim() == 2:
+        return x.new_empty(rows, members, outputs).transpose(0, 1)
+    return x.new_empty(members, rows, outputs)
 
 
-@torch.library.custom_op("fleetfoot::affine_backward", mutates_args=())
+def fused_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor, relu: bool, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias, where `needs` asks for them; empty where not."""
+    to_x, to_weight, to_bias = needs
+    nothing = gradient.new_empty(0)
+    x_gradient = weight_gradient = bias_gradient = nothing
+    if relu:
+        gradient, bias_gradient = relu_backward(gradient, out)
+    elif x.dim() == 2 or gradient.stride(2) != 1:
+        gradient = torch.empty_like(out).copy_(gradient)
+    if to_bias and not relu:
+        bias_gradient = gradient.sum(1, dtype=torch.float32).to(gradient.dtype)
+    members = weight.shape[0]
+    if x.dim() == 2:
+        wide = gradient.transpose(0, 1).flatten(1)
+        if to_x:
+            x_gradient = wide @ weight.transpose(0, 1).flatten(1).T
+        if to_weight:
+            weight_gradient = (
+                (x.T @ wide).view(x.shape[1], members, -1).transpose(0, 1).contiguous()
+            )
+    else:
+        if to_x:
+            x_gradient = torch.bmm(gradient, weight.mT)
+        if to_weight:
+            weight_gradient = torch.empty_like(weight)
+            for member in range(
+                members
+            ):  # unlike a batched product, it is split where rows are many
+                torch.mm(x[member].T, gradient[member], out=weight_gradient[member])
+    return x_gradient, weight_gradient, bias_gradient if to_bias else nothing.clone()
+
+
 def relu_backward(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """Through the ReLU that gave `out` [E, B, K], and the sum over B that the bias gets, [E, K]."""
     if gradient.is_cuda:
         from fleetfoot.ops.triton.relu import relu_backward as kernel
 
         return kernel(gradient, out)
-    through = gradient * (out > 0)
+    through = torch.empty_like(out).copy_(gradient * (out > 0))
     return through, through.sum(1, dtype=torch.float32).to(gradient.dtype)
 
 
-@relu_backward.register_fake
-def _(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(out), out.new_empty(out.shape[0], out.shape[2])
+class Affine(torch.autograd.Function):
+    """`fused_affine` with its gradient, for eager code."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out = fused_affine(x, weight, bias, relu)
+        ctx.save_for_backward(x, weight, out)
+        ctx.relu = relu
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needs = list(ctx.needs_input_grad[:3])
+        x, weight, out = ctx.saved_tensors
+        found = fused_backward(gradients[0], x, weight, out, ctx.relu, needs)
+        return *(g if asked else None for g, asked in zip(found, needs, strict=True)), None
+
+
+# The same for the compiler, which must not look inside.
+in_graph = torch.library.custom_op("fleetfoot::affine", fused_affine, mutates_args=())
+backward_in_graph = torch.library.custom_op(
+    "fleetfoot::affine_backward", fused_backward, mutates_args=()
+)
+
+
+@in_graph.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    return _room(x, weight)
+
+
+@backward_in_graph.register_fake
+def _(
+    gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor, relu: bool, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = (x.shape, weight.shape, (weight.shape[0], weight.shape[2]))
+    return tuple(  # type: ignore[return-value]
+        gradient.new_empty(shape if asked else (0,))
+        for shape, asked in zip(shapes, needs, strict=True)
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, ctx.relu = inputs
-    ctx.save_for_backward(x, weight, output if ctx.relu else None)
+    ctx.save_for_backward(x, weight, output)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, out = ctx.saved_tensors
-    to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-    if ctx.relu:
-        gradient, bias_gradient = relu_backward(gradient, out)
-    else:
-        gradient = gradient.contiguous()
-        bias_gradient = gradient.sum(1, dtype=torch.float32).to(gradient.dtype) if to_bias else None
-    x_gradient = weight_gradient = None
-    if to_x:
-        x_gradient = torch.bmm(gradient, weight.mT)
-        if x.dim() == 2:
-            x_gradient = x_gradient.sum(0)
-    if to_weight:
-        rows = x.expand(weight.shape[0], -1, -1) if x.dim() == 2 else x
-        weight_gradient = torch.bmm(rows.mT, gradient)
-    return x_gradient, weight_gradient, bias_gradient if to_bias else None, None
+    needs = list(ctx.needs_input_grad[:3])
+    found = backward_in_graph(gradient, *ctx.saved_tensors, ctx.relu, needs)
+    return *(g if asked else None for g, asked in zip(found, needs, strict=True)), None
 
 
-fused_affine.register_autograd(_backward, setup_context=_keep)
+in_graph.register_autograd(_backward, setup_context=_keep)

@@ -51,11 +51,12 @@ def project_shifted(
     matter that the choice comes first.) No gradient flows through it.
     """
     with torch.no_grad():
-        out: Tensor = _project_shifted(logits, base, slope, z, lowest)
-    return out
+        if torch.compiler.is_compiling():
+            out: Tensor = _in_graph(logits, base, slope, z, lowest)
+            return out
+        return _project_shifted(logits, base, slope, z, lowest)
 
 
-@torch.library.custom_op("fleetfoot::project_shifted", mutates_args=())
 def _project_shifted(
     logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool
 ) -> Tensor:
@@ -71,7 +72,11 @@ def _project_shifted(
     return project(probs, shifted.expand_as(probs), z)
 
 
-@_project_shifted.register_fake
+# Operations under a name of their own are those that a compiler must not look inside.
+_in_graph = torch.library.custom_op("fleetfoot::project_shifted", _project_shifted, mutates_args=())
+
+
+@_in_graph.register_fake
 def _(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
     return logits.new_empty(logits.shape[1:] if lowest else logits.shape, dtype=torch.float32)
 
@@ -82,7 +87,10 @@ def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Te
     And the mean of softmax(logits) over z, [E, B], through which no gradient flows.
     """
     if logits.is_cuda:
-        loss, q, _ = _cross_entropy(logits, target, z)
+        if torch.compiler.is_compiling():
+            loss, q, _ = _cross_entropy(logits, target, z)
+        else:
+            loss, q, _ = CrossEntropy.apply(logits, target, z)  # type: ignore[no-untyped-call]
         return loss, q.detach()
     log_probs = logits.float().log_softmax(-1)
     with torch.no_grad():
@@ -123,6 +131,25 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, by: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
     logits, target, lse = ctx.saved_tensors
     return _cross_entropy_backward(logits, target, lse, by), None, None
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The same for eager code, where operations with names take much longer to call."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        from fleetfoot.ops.triton.categorical import cross_entropy as kernel
+
+        output = kernel(logits, target, z)
+        _keep(ctx, (logits, target, z), output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        from fleetfoot.ops.triton.categorical import cross_entropy_backward as kernel
+
+        logits, target, lse = ctx.saved_tensors
+        return kernel(logits, target, lse, gradients[0]), None, None
 
 
 _cross_entropy.register_autograd(_backward, setup_context=_keep)

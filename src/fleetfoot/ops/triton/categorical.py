@@ -1,7 +1,7 @@
 """Categorical value distributions on a GPU: the twin of what `ops/categorical.py` says in plain torch.
 
-One program handles one row. Nothing is scattered: each atom of the result asks every source atom for its share, a
-hundred times a hundred multiplications in registers, which costs less than the atomics that scattering needs.
+Nothing is scattered. The shifted atoms are evenly spaced, so each atom of a result knows which few source atoms can
+have a share for it, and asks those alone.
 """
 
 from __future__ import annotations
@@ -11,62 +11,97 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 32  # atoms of the result computed together
+ROWS = 8  # of one program
+WARPS = 4
 
 
 @triton.jit
 def _project_kernel(logits, base, slope, z, out, rows, atoms, logits_member, logits_row,
                     LOWEST: tl.constexpr, MEMBERS: tl.constexpr,
-                    WIDTH: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+                    ROWS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, WIDTH)
-    inside = k < atoms
-    first = tl.load(z)
-    final = tl.load(z + atoms - 1)
+    here = (row < rows)[:, None] & (k < atoms)[None, :]
     last = atoms - 1
-    b = tl.load(base + row)
-    s = tl.load(slope + row)
-    y = b + s * tl.load(z + k, mask=inside, other=0.0)
-    y = tl.minimum(tl.maximum(y, first), final)
-    place = tl.minimum(tl.maximum((y - first) * (last / (final - first)), 0.0), last * 1.0)
+    first = tl.load(z)
+    scale = last / (tl.load(z + last) - first)
+    b = tl.load(base + row, mask=row < rows, other=0.0)
+    s = tl.load(slope + row, mask=row < rows, other=0.0)
     # Comparisons swallow what is not a number; it must show in the result.
     spoiled = tl.where((b != b) | (s != s), float("nan"), 0.0)
-    best = 0.0
-    kept = tl.zeros([WIDTH], tl.float32)
+    b = tl.where(b == b, b, 0.0)
+    s = tl.where(s == s, s, 0.0)
+    zk = tl.load(z + k, mask=k < atoms, other=0.0)
+    y = b[:, None] + s[:, None] * zk[None, :]
+    place = tl.minimum(tl.maximum((y - first) * scale, 0.0), last * 1.0)
+    clipped = first + place / scale
+    # Where slope is 0 all mass sits at one place; otherwise the sources of atom k begin here, and are so many.
+    moves = s > 0
+    spacing = tl.where(moves, s, 1.0)
+    zero = (b + s * first - first) * scale  # the place of source atom 0, before clipping
+    begin = (k[None, :] - 1 - zero[:, None]) / spacing[:, None]
+    begin = tl.minimum(tl.maximum(begin, 0.0), atoms * 1.0).to(tl.int32)
+    begin = tl.maximum(begin - 1, 0)
+    many = tl.minimum(2.0 / spacing + 4, atoms * 1.0).to(tl.int32)
+    many = tl.max(tl.where(moves, many, 0), axis=0)
+    best = tl.zeros([ROWS], tl.float32)
+    kept = tl.zeros([ROWS], tl.int32)
+    top = tl.zeros([ROWS], tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+    low = tl.zeros([ROWS], tl.float32)
+    high = tl.zeros([ROWS], tl.float32)
     for member in tl.static_range(MEMBERS):
-        at = logits + member * logits_member + row * logits_row + k
-        x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
-        p = tl.exp(x - tl.max(x, axis=0))
-        p = p / tl.sum(p, axis=0)
-        if LOWEST:
-            mean = tl.sum(p * y, axis=0)
-            if member == 0:
-                best = mean
-                kept = p
-            else:
-                lower = (mean < best) | (mean != mean)
-                best = tl.where(lower, mean, best)
-                kept = tl.where(lower, p, kept)
-        else:
-            kept = p
+        at = logits + member * logits_member + row[:, None] * logits_row + k[None, :]
+        x = tl.load(at, mask=here, other=-float("inf")).to(tl.float32)
+        x = tl.where((row < rows)[:, None], x, 0.0)  # rows beyond the last must not spoil anything
+        own_top = tl.max(x, axis=1)
+        e = tl.exp(x - own_top[:, None])
+        own_norm = tl.sum(e, axis=1)
+        p = e / own_norm[:, None]
+        own_low = tl.sum(tl.where(place <= 0.0, p, 0.0), axis=1)
+        own_high = tl.sum(tl.where(place >= last, p, 0.0), axis=1)
+        mean = tl.sum(p * clipped, axis=1)
+        take = (mean < best) | (mean != mean)
+        if (member == 0) or (not LOWEST):
+            take = tl.full([ROWS], 1, tl.int1)
+        best = tl.where(take, mean, best)
+        kept = tl.where(take, member, kept)
+        top = tl.where(take, own_top, top)
+        norm = tl.where(take, own_norm, norm)
+        low = tl.where(take, own_low, low)
+        high = tl.where(take, own_high, high)
         if (not LOWEST) or (member == MEMBERS - 1):
-            to = row if LOWEST else member * rows.to(tl.int64) + row
-            for chunk in tl.static_range(0, WIDTH, CHUNK):
-                at_k = chunk + tl.arange(0, CHUNK)
-                near = 1.0 - tl.abs(place[None, :] - at_k[:, None].to(tl.float32))
-                mass = tl.sum(kept[None, :] * tl.maximum(near, 0.0), axis=1) + spoiled
-                tl.store(out + to * atoms + at_k, mass, mask=at_k < atoms)
+            ends = tl.where(k == 0, 1.0, 0.0)[None, :] * low[:, None]
+            ends += tl.where(k == last, 1.0, 0.0)[None, :] * high[:, None]
+            near = tl.maximum(1.0 - tl.abs(place - k[None, :]), 0.0)
+            inner = (place > 0.0) & (place < last)
+            mass = ends + tl.where(inner & (s == 0)[:, None], near, 0.0)
+            source = logits + kept[:, None].to(tl.int64) * logits_member + row[:, None] * logits_row
+            i = 0
+            while i < many:
+                j = begin + i
+                ok = here & (j < atoms) & moves[:, None]
+                zj = tl.load(z + j, mask=ok, other=0.0)
+                x = tl.load(source + j, mask=ok, other=-float("inf")).to(tl.float32)
+                at_j = (b[:, None] + s[:, None] * zj - first) * scale
+                near = tl.maximum(1.0 - tl.abs(at_j - k[None, :]), 0.0)
+                share = tl.exp(x - top[:, None]) / norm[:, None] * near
+                mass += tl.where(ok & (at_j > 0.0) & (at_j < last), share, 0.0)
+                i += 1
+            to = row if LOWEST else member * tl.cast(rows, tl.int64) + row
+            tl.store(out + to[:, None] * atoms + k[None, :], mass + spoiled[:, None], mask=here)
 
 
 def project_shifted(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
+    """`slope` must be 0 or more."""
     members, rows, atoms = logits.shape
     logits = logits if logits.stride(2) == 1 else logits.contiguous()
     shape = (rows, atoms) if lowest else (members, rows, atoms)
     out = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    _project_kernel[(rows,)](
+    _project_kernel[(triton.cdiv(rows, ROWS),)](
         logits, base.contiguous(), slope.contiguous(), z, out, rows, atoms,
         logits.stride(0), logits.stride(1), LOWEST=lowest, MEMBERS=members,
-        WIDTH=max(CHUNK, triton.next_power_of_2(atoms)), CHUNK=CHUNK,
+        ROWS=ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -74,49 +109,58 @@ def project_shifted(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowe
 @triton.jit
 def _cross_entropy_kernel(logits, target, z, loss, q, lse, rows, atoms,
                           logits_member, logits_row, target_member,
-                          WIDTH: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+                          ROWS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     member = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, WIDTH)
-    inside = k < atoms
-    at = logits + member * logits_member + row * logits_row + k
-    x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
-    t = tl.load(target + member * target_member + row * atoms + k, mask=inside, other=0.0)
-    top = tl.max(x, axis=0)
-    e = tl.exp(x - top)
-    total = tl.sum(e, axis=0)
+    here = (row < rows)[:, None] & (k < atoms)[None, :]
+    at = member * logits_member + row[:, None] * logits_row + k[None, :]
+    x = tl.load(logits + at, mask=here, other=-float("inf")).to(tl.float32)
+    x = tl.where((row < rows)[:, None], x, 0.0)
+    at = member * target_member + row[:, None] * atoms + k[None, :]
+    t = tl.load(target + at, mask=here, other=0.0)
+    top = tl.max(x, axis=1)
+    e = tl.exp(x - top[:, None])
+    total = tl.sum(e, axis=1)
     norm = top + tl.log(total)
-    value = tl.sum(e * tl.load(z + k, mask=inside, other=0.0), axis=0) / total
+    zk = tl.load(z + k, mask=k < atoms, other=0.0)
+    value = tl.sum(e * zk[None, :], axis=1) / total
     to = member * rows + row
-    tl.store(loss + to, tl.sum(tl.where(inside, t * (norm - x), 0.0), axis=0))
-    tl.store(q + to, value)
-    tl.store(lse + to, norm)
+    crossed = tl.sum(tl.where(here, t * (norm[:, None] - x), 0.0), axis=1)
+    tl.store(loss + to, crossed, mask=row < rows)
+    tl.store(q + to, value, mask=row < rows)
+    tl.store(lse + to, norm, mask=row < rows)
 
 
 @triton.jit
 def _cross_entropy_backward_kernel(logits, target, lse, by, gradient, rows, atoms,
                                    logits_member, logits_row, target_member,
-                                   WIDTH: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+                                   ROWS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     member = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, WIDTH)
-    inside = k < atoms
-    at = logits + member * logits_member + row * logits_row + k
-    x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
-    t = tl.load(target + member * target_member + row * atoms + k, mask=inside, other=0.0)
+    here = (row < rows)[:, None] & (k < atoms)[None, :]
+    at = member * logits_member + row[:, None] * logits_row + k[None, :]
+    x = tl.load(logits + at, mask=here, other=-float("inf")).to(tl.float32)
+    at = member * target_member + row[:, None] * atoms + k[None, :]
+    t = tl.load(target + at, mask=here, other=0.0)
     own = member * rows + row
-    p = tl.exp(x - tl.load(lse + own))
-    g = tl.load(by + own) * (p * tl.sum(t, axis=0) - t)
-    tl.store(gradient + own * atoms + k, g, mask=inside)
+    norm = tl.load(lse + own, mask=row < rows, other=0.0)
+    weight = tl.load(by + own, mask=row < rows, other=0.0)
+    g = weight[:, None] * (tl.exp(x - norm[:, None]) * tl.sum(t, axis=1)[:, None] - t)
+    tl.store(gradient + own[:, None] * atoms + k[None, :], g, mask=here)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss [E, B], the means [E, B], and the logarithms of the normalising sums [E, B], for `backward`."""
     members, rows, atoms = logits.shape
-    loss, q, lse = torch.empty(3, members, rows, dtype=torch.float32, device=logits.device)
-    _cross_entropy_kernel[(rows, members)](
+    loss, q, lse = (
+        torch.empty(members, rows, dtype=torch.float32, device=logits.device) for _ in range(3)
+    )
+    _cross_entropy_kernel[(triton.cdiv(rows, ROWS), members)](
         logits, target, z, loss, q, lse, rows, atoms, logits.stride(0), logits.stride(1),
-        target.stride(0) if target.dim() == 3 else 0, WIDTH=triton.next_power_of_2(atoms),
+        target.stride(0) if target.dim() == 3 else 0,
+        ROWS=ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,
     )  # fmt: skip
     return loss, q, lse
 
@@ -124,9 +168,9 @@ def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Te
 def cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
     members, rows, atoms = logits.shape
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    _cross_entropy_backward_kernel[(rows, members)](
+    _cross_entropy_backward_kernel[(triton.cdiv(rows, ROWS), members)](
         logits, target, lse, by.contiguous(), gradient, rows, atoms, logits.stride(0),
         logits.stride(1), target.stride(0) if target.dim() == 3 else 0,
-        WIDTH=triton.next_power_of_2(atoms),
+        ROWS=ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,
     )  # fmt: skip
     return gradient
