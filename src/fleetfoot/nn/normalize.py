@@ -50,9 +50,9 @@ class RunningNorm(nn.Module):
 
 
 class Identity(nn.Module):
-    """Observations as they are; `update` learns nothing."""
+    """Observations as they are, numbers in float32 and pictures in bytes; `update` learns nothing."""
 
     def update(self, x: Tensor) -> None: ...
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        return x.float() if x.is_floating_point() else x

@@ -1,7 +1,7 @@
 """The affine map with its activation: x @ weight + bias, perhaps through a ReLU, singly or for E members at once.
 
-In float32, and on a CPU, it is what torch offers. Under bf16 autocast on a GPU three things make the difference, and
-none of them changes what is computed:
+In float32, on a CPU and in eager code it is what torch offers. In code that is compiled for a GPU in bf16 three things
+make the difference, and none of them changes what is computed:
 
     - Sizes are filled up with zeros to multiples of 64. Unaligned products fall back to slow kernels.
     - Bias and ReLU happen inside the product, instead of in passes over memory that cost as much as the product.
@@ -22,7 +22,7 @@ ALIGNED = 64
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
     """x [B, in] and weight [in, out] -> [B, out]; weight [E, in, out] and x [E, B, in], or [B, in] for all members,
     -> [E, B, out]. bias [out] or [E, out]."""
-    if x.is_cuda and torch.is_autocast_enabled("cuda"):
+    if x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda"):
         return _aligned(x, weight, bias, relu)
     if weight.dim() == 3:
         x = x.expand(weight.shape[0], -1, -1) if x.dim() == 2 else x
@@ -48,13 +48,7 @@ def _aligned(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
         bias = F.pad(bias.to(dtype), (0, more_out)) if more_out else bias.to(dtype)
     if lead == 0:
         weight, bias = weight.unsqueeze(0), bias.unsqueeze(0)
-    out: Tensor = (
-        in_graph(x, weight, bias, relu)
-        if torch.compiler.is_compiling()
-        else (
-            Affine.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
-        )
-    )
+    out: Tensor = in_graph(x, weight, bias, relu)
     out = out[..., :outputs] if more_out else out
     return out.squeeze(0) if lead == 0 else out
 
@@ -94,7 +88,7 @@ def fused_backward(
     elif x.dim() == 2 or gradient.stride(2) != 1:
         gradient = torch.empty_like(out).copy_(gradient)
     if to_bias and not relu:
-        bias_gradient = gradient.sum(1, dtype=torch.float32).to(gradient.dtype)
+        bias_gradient = sum_rows(gradient)
     members = weight.shape[0]
     if x.dim() == 2:
         wide = gradient.transpose(0, 1).flatten(1)
@@ -123,28 +117,19 @@ def relu_backward(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
         return kernel(gradient, out)
     through = torch.empty_like(out).copy_(gradient * (out > 0))
-    return through, through.sum(1, dtype=torch.float32).to(gradient.dtype)
+    return through, sum_rows(through)
 
 
-class Affine(torch.autograd.Function):
-    """`fused_affine` with its gradient, for eager code."""
+def sum_rows(gradient: Tensor) -> Tensor:
+    """[E, B, K] -> [E, K], summed up in float32."""
+    if gradient.is_cuda:
+        from fleetfoot.ops.triton.relu import sum_rows as kernel
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-        out = fused_affine(x, weight, bias, relu)
-        ctx.save_for_backward(x, weight, out)
-        ctx.relu = relu
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        needs = list(ctx.needs_input_grad[:3])
-        x, weight, out = ctx.saved_tensors
-        found = fused_backward(gradients[0], x, weight, out, ctx.relu, needs)
-        return *(g if asked else None for g, asked in zip(found, needs, strict=True)), None
+        return kernel(gradient)
+    return gradient.sum(1, dtype=torch.float32).to(gradient.dtype)
 
 
-# The same for the compiler, which must not look inside.
+# What a compiler must not look inside is an operation with a name of its own.
 in_graph = torch.library.custom_op("fleetfoot::affine", fused_affine, mutates_args=())
 backward_in_graph = torch.library.custom_op(
     "fleetfoot::affine_backward", fused_backward, mutates_args=()

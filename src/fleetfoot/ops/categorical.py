@@ -1,7 +1,7 @@
 """Categorical value distributions on a fixed support (C51): projection, cross-entropy and mean.
 
-On a GPU the two that learning spends its time on are kernels of their own (`ops/triton/categorical.py`); what is
-written here is their definition, and what runs everywhere else.
+In code compiled for a GPU the two that learning spends its time on are kernels of their own
+(`ops/triton/categorical.py`); what is written here is their definition, and what runs everywhere else.
 """
 
 from __future__ import annotations
@@ -51,32 +51,27 @@ def project_shifted(
     matter that the choice comes first.) No gradient flows through it.
     """
     with torch.no_grad():
-        if torch.compiler.is_compiling():
-            out: Tensor = _in_graph(logits, base, slope, z, lowest)
+        if logits.is_cuda and torch.compiler.is_compiling():
+            out: Tensor = _project_shifted(logits, base, slope, z, lowest)
             return out
-        return _project_shifted(logits, base, slope, z, lowest)
+        probs = logits.float().softmax(-1)  # [E, B, K]
+        shifted = (base.unsqueeze(1) + slope.unsqueeze(1) * z).clamp(z[0], z[-1])  # [B, K]
+        if lowest:
+            which = (probs * shifted).sum(-1).argmin(0)  # [B]
+            probs = probs.gather(0, which.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
+        return project(probs, shifted.expand_as(probs), z)
 
 
+@torch.library.custom_op("fleetfoot::project_shifted", mutates_args=(), device_types="cuda")
 def _project_shifted(
     logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool
 ) -> Tensor:
-    if logits.is_cuda:
-        from fleetfoot.ops.triton.categorical import project_shifted as kernel
+    from fleetfoot.ops.triton.categorical import project_shifted as kernel
 
-        return kernel(logits, base, slope, z, lowest)
-    probs = logits.float().softmax(-1)  # [E, B, K]
-    shifted = (base.unsqueeze(1) + slope.unsqueeze(1) * z).clamp(z[0], z[-1])  # [B, K]
-    if lowest:
-        which = (probs * shifted).sum(-1).argmin(0)  # [B]
-        probs = probs.gather(0, which.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
-    return project(probs, shifted.expand_as(probs), z)
+    return kernel(logits, base, slope, z, lowest)
 
 
-# Operations under a name of their own are those that a compiler must not look inside.
-_in_graph = torch.library.custom_op("fleetfoot::project_shifted", _project_shifted, mutates_args=())
-
-
-@_in_graph.register_fake
+@_project_shifted.register_fake
 def _(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
     return logits.new_empty(logits.shape[1:] if lowest else logits.shape, dtype=torch.float32)
 
@@ -86,11 +81,8 @@ def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Te
 
     And the mean of softmax(logits) over z, [E, B], through which no gradient flows.
     """
-    if logits.is_cuda:
-        if torch.compiler.is_compiling():
-            loss, q, _ = _cross_entropy(logits, target, z)
-        else:
-            loss, q, _ = CrossEntropy.apply(logits, target, z)  # type: ignore[no-untyped-call]
+    if logits.is_cuda and torch.compiler.is_compiling():
+        loss, q, _ = _cross_entropy(logits, target, z)
         return loss, q.detach()
     log_probs = logits.float().log_softmax(-1)
     with torch.no_grad():
@@ -131,25 +123,6 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, by: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
     logits, target, lse = ctx.saved_tensors
     return _cross_entropy_backward(logits, target, lse, by), None, None
-
-
-class CrossEntropy(torch.autograd.Function):
-    """The same for eager code, where operations with names take much longer to call."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        from fleetfoot.ops.triton.categorical import cross_entropy as kernel
-
-        output = kernel(logits, target, z)
-        _keep(ctx, (logits, target, z), output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        from fleetfoot.ops.triton.categorical import cross_entropy_backward as kernel
-
-        logits, target, lse = ctx.saved_tensors
-        return kernel(logits, target, lse, gradients[0]), None, None
 
 
 _cross_entropy.register_autograd(_backward, setup_context=_keep)

@@ -45,7 +45,6 @@ class ObsStore:
     def __init__(self, spec: EnvSpec, actor: Tensor, dtype: torch.dtype):
         """`actor`: the memory for what the actor sees; its rows are the addresses."""
         self.prefix, self.stack = spec.critic_prefix, spec.frame_stack
-        self.out_dtype, self.critic_dtype = spec.obs_dtype, spec.critic_dtype
         self.actor = actor
         self.privileged: Tensor | None = None
         if spec.critic_shape is not None:
@@ -78,10 +77,9 @@ class ObsStore:
         return self.actor.index_select(0, at), privileged
 
     def whole(self, actor: Tensor, privileged: Tensor | None, task: Tensor | None) -> Obs:
-        actor = actor.to(self.out_dtype)
+        # As stored: the networks' normalisers widen what they read, and a batch in bfloat16 is half to write and read.
         if privileged is None:
             return Obs(actor, actor, task)
-        privileged = privileged.to(self.critic_dtype)
         if self.prefix:
             privileged = torch.cat([actor[:, : self.prefix], privileged], dim=1)
         return Obs(actor, privileged, task)

@@ -7,15 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS = 32, 256  # of one tile
-WARPS = 4
+ROWS, COLUMNS = 64, 64  # of one tile
 SHARES = 128  # of the rows; each sums up its own part of the bias gradient
 
 
 @triton.jit
 def _kernel(gradient, out, through, sums, rows, columns, gradient_member, gradient_row,
-            out_member, out_row, ROWS_EACH: tl.constexpr, SHARES: tl.constexpr,
-            ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+            out_member, out_row, RELU: tl.constexpr, ROWS_EACH: tl.constexpr,
+            SHARES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     share = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -25,27 +24,49 @@ def _kernel(gradient, out, through, sums, rows, columns, gradient_member, gradie
     for done in range(0, ROWS_EACH, ROWS):
         row = (share * ROWS_EACH + done + tl.arange(0, ROWS)).to(tl.int64)
         here = (row < end)[:, None] & inside[None, :]
-        at = member * out_member + row[:, None] * out_row + column[None, :]
         from_above = member * gradient_member + row[:, None] * gradient_row + column[None, :]
         g = tl.load(gradient + from_above, mask=here, other=0.0)
-        kept = tl.load(out + at, mask=here, other=0.0)
-        g = tl.where(kept > 0, g, 0.0)
-        tl.store(through + at, g, mask=here)
+        if RELU:
+            at = member * out_member + row[:, None] * out_row + column[None, :]
+            kept = tl.load(out + at, mask=here, other=0.0)
+            g = tl.where(kept > 0, g, 0.0)
+            tl.store(through + at, g, mask=here)
         total += tl.sum(g.to(tl.float32), axis=0)
     tl.store(sums + (member * SHARES + share) * columns + column, total, mask=inside)
 
 
+@triton.jit
+def _add_up(sums, total, columns, SHARES: tl.constexpr, COLUMNS: tl.constexpr):
+    member = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    share = tl.arange(0, SHARES)
+    at = (member * SHARES + share)[:, None] * columns + column[None, :]
+    parts = tl.load(sums + at, mask=(column < columns)[None, :], other=0.0)
+    tl.store(total + member * columns + column, tl.sum(parts, axis=0), mask=column < columns)
+
+
 def relu_backward(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """gradient, out [E, B, K] -> the gradient before the ReLU, laid out like `out`, and its sum over B, [E, K]."""
+    through = torch.empty_like(out)
+    return through, _run(gradient, out, through, relu=True)
+
+
+def sum_rows(gradient: Tensor) -> Tensor:
+    """[E, B, K] -> [E, K], summed up in float32."""
+    return _run(gradient, gradient, gradient, relu=False)
+
+
+def _run(gradient: Tensor, out: Tensor, through: Tensor, relu: bool) -> Tensor:
     members, rows, columns = out.shape
     if gradient.stride(2) != 1:
         gradient = gradient.contiguous()
-    through = torch.empty_like(out)
     sums = torch.empty(members, SHARES, columns, dtype=torch.float32, device=out.device)
-    grid = (triton.cdiv(columns, COLUMNS), SHARES, members)
-    _kernel[grid](
+    total = torch.empty(members, columns, dtype=out.dtype, device=out.device)
+    width = triton.cdiv(columns, COLUMNS)
+    _kernel[(width, SHARES, members)](
         gradient, out, through, sums, rows, columns, gradient.stride(0), gradient.stride(1),
-        out.stride(0), out.stride(1), ROWS_EACH=triton.cdiv(rows, SHARES), SHARES=SHARES,
-        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+        out.stride(0), out.stride(1), RELU=relu, ROWS_EACH=triton.cdiv(rows, SHARES),
+        SHARES=SHARES, ROWS=ROWS, COLUMNS=COLUMNS,
     )  # fmt: skip
-    return through, sums.sum(1).to(out.dtype)
+    _add_up[(width, members)](sums, total, columns, SHARES=SHARES, COLUMNS=COLUMNS)
+    return total
