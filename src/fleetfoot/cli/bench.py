@@ -20,7 +20,7 @@ from fleetfoot.part import UserError, nearest
 BENCHMARKS = {
     "env": (
         "fleetfoot.bench.env:bench_env",
-        "simulation: our environments, raw MuJoCo, Gymnasium's own",
+        "simulation: our environments, raw physics, Gymnasium's or Playground's own",
     ),
     "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),

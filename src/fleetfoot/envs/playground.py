@@ -100,7 +100,7 @@ class PlaygroundEnv:
             device=device,
             critic_shape=(task.critic_size,) if task.critic_size else None,
             critic_prefix=task.critic_prefix,
-            episode_length=task.episode_length,
+            episode_length=config.episode_length or task.episode_length,
             step_seconds=task.step_seconds,
         )
 
@@ -112,6 +112,11 @@ class PlaygroundEnv:
     def step(self, action: Tensor) -> Step:
         if self._world is None:
             raise UserError("call reset() first: no episode has begun")
+        wanted = (self.spec.num_envs, self._program.task.action_size)
+        if action.shape != wanted or action.dtype != torch.float32:
+            raise UserError(
+                f"actions must be float32 of shape {wanted}, not {action.dtype} {tuple(action.shape)}"
+            )
         given = self._step.from_torch(action)
         self._running, seen = self._program.step(self._world, self._running, given)
         # JAX may still be reading the action. What follows on this torch stream waits for the outputs below, so
@@ -170,7 +175,8 @@ class PlaygroundEnv:
     def _begin(self) -> World:
         """Start states and robots of this seed, made once."""
         if self._world is None:
-            self._world, self._running = self._program.world(self._seed, self._settings)
+            limit = self.spec.episode_length or 0  # never None here
+            self._world, self._running = self._program.world(self._seed, limit, self._settings)
         return self._world
 
     def _require_reset(self) -> None:

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from fleetfoot.envs import playground_task
 from fleetfoot.envs.playground_task import TUNED_REWARD, TUNED_TASKS, Task, Wanted
-from fleetfoot.part import UserError
 
 if TYPE_CHECKING:
     from fleetfoot.envs.playground import PlaygroundConfig
@@ -43,6 +42,7 @@ class World(NamedTuple):
 
     keys: Array  # [N, 2] of each environment
     pool: Leaves  # [P, ...] start states
+    limit: Array  # steps until truncation
     settings: Array  # weights of the reward, then whether there are pushes; empty for most tasks
     models: dict[str, Array]  # [N, ...] the randomised numbers of each robot
 
@@ -53,7 +53,9 @@ class Layout:
 
     tree: Any  # of the State
     names: tuple[str, ...]  # of its leaves
-    drawn: tuple[int, ...]  # leaves that come from the pool when an episode begins; also what is saved
+    drawn: tuple[
+        int, ...
+    ]  # leaves that come from the pool when an episode begins; also what is saved
     rowwise: tuple[bool, ...]  # leaves with a row for each environment
 
 
@@ -89,7 +91,7 @@ class Program:
             weights |= TUNED_REWARD
         return np.array([*(weights[term] for term in self.terms), config.pushes], np.float32)
 
-    def world(self, seed: int, settings: NDArray[np.float32]) -> tuple[World, Leaves]:
+    def world(self, seed: int, limit: int, settings: NDArray[np.float32]) -> tuple[World, Leaves]:
         """Keys, start states and robots of a seed, and a running state with the right memory but no episode yet."""
         with playground_task.on(self.task.device):
             root = jax.random.PRNGKey(seed)
@@ -101,7 +103,7 @@ class Program:
                 mixed = jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
                 models, _ = self._randomised(mixed)
             pool = [starts[i] for i in self.layout.drawn]
-            world = World(keys, pool, jp.asarray(settings), models)
+            world = World(keys, pool, jp.int32(limit), jp.asarray(settings), models)
             world = jax.device_put(world, self.task.device)  # committed: jit follows its arguments
             return world, jax.device_put(self._first(starts), self.task.device)
 
@@ -109,24 +111,21 @@ class Program:
         """New episodes everywhere."""
         return self._restart(world, running)  # type: ignore[no-any-return]
 
-    def step(
-        self, world: World, running: Leaves, action: Array
-    ) -> tuple[Leaves, dict[str, Any]]:
-        if action.shape != (self.num_envs, self.task.action_size) or action.dtype != jp.float32:
-            raise UserError(
-                f"actions must be float32 of shape {(self.num_envs, self.task.action_size)}, "
-                f"not {action.dtype} {action.shape}"
-            )
+    def step(self, world: World, running: Leaves, action: Array) -> tuple[Leaves, dict[str, Any]]:
         return self._step(world, running, action)  # type: ignore[no-any-return]
 
     def saved(self, running: Leaves) -> dict[str, Tensor]:
         names = ("clock", "episode", *(self.layout.names[i] for i in self.layout.drawn))
         leaves = (running[0], running[1], *(running[i + 2] for i in self.layout.drawn))
         # numpy, since DLPack has trouble with arrays of no size.
-        copies = {name: torch.from_numpy(np.array(leaf)) for name, leaf in zip(names, leaves, strict=True)}
+        copies = {
+            name: torch.from_numpy(np.array(leaf)) for name, leaf in zip(names, leaves, strict=True)
+        }
         return {name: copy.cpu() for name, copy in copies.items()}
 
-    def restored(self, running: Leaves, saved: dict[str, Tensor]) -> tuple[Leaves, tuple[Array, ...]]:
+    def restored(
+        self, running: Leaves, saved: dict[str, Tensor]
+    ) -> tuple[Leaves, tuple[Array, ...]]:
         leaves = list(running)
         for i, name in enumerate(("clock", "episode", *self.layout.names)):
             if name in saved:
@@ -140,12 +139,16 @@ class Program:
         return np.asarray(data.qpos[index], np.float64), np.asarray(data.qvel[index], np.float64)
 
     def _layout(self) -> Layout:
-        shapes = jax.eval_shape(self._reset_all, jax.eval_shape(self._keys_of_starts, jax.random.PRNGKey(0)))
+        shapes = jax.eval_shape(
+            self._reset_all, jax.eval_shape(self._keys_of_starts, jax.random.PRNGKey(0))
+        )
         found, tree = jax.tree_util.tree_flatten_with_path(shapes)
         names = tuple(jax.tree_util.keystr(path).lstrip(".") for path, _ in found)
         # data._impl is scratch memory that each step computes anew, and metrics are made by the step.
         drawn = tuple(
-            i for i, name in enumerate(names) if name.startswith(("data.", "info", "obs")) and "._impl." not in name
+            i
+            for i, name in enumerate(names)
+            if name.startswith(("data.", "info", "obs")) and "._impl." not in name
         )
         warp = self.task.env.mjx_model.impl.value == "warp"
         return Layout(tree, names, drawn, tuple(not warp or _rowwise(name) for name in names))
@@ -162,7 +165,9 @@ class Program:
 
     def _make_starts(self, key: Array, settings: Array) -> Leaves:
         with self._using(settings):
-            return [_plain(leaf) for leaf in jax.tree.leaves(self._reset_all(self._keys_of_starts(key)))]
+            return [
+                _plain(leaf) for leaf in jax.tree.leaves(self._reset_all(self._keys_of_starts(key)))
+            ]
 
     def _make_first(self, starts: Leaves) -> Leaves:
         """Memory for N environments. Which start states it holds does not matter: a restart follows."""
@@ -178,7 +183,9 @@ class Program:
         begun = self._begin(world, running, jp.ones(self.num_envs, bool))
         return begun, self._seen(self._state(begun).obs)
 
-    def _make_step(self, world: World, running: Leaves, action: Array) -> tuple[Leaves, dict[str, Any]]:
+    def _make_step(
+        self, world: World, running: Leaves, action: Array
+    ) -> tuple[Leaves, dict[str, Any]]:
         clock, episode = running[0] + 1, running[1]
         before = self._state(running)
         before = before.replace(done=jp.zeros_like(before.done))
@@ -190,13 +197,16 @@ class Program:
         for part in seen:
             broken |= ~jp.isfinite(part).all(-1)
         terminated = (after.done > 0.5) | broken
-        truncated = (clock >= self.task.episode_length) & ~terminated
+        truncated = (clock >= world.limit) & ~terminated
         next_obs = tuple(jp.where(jp.isfinite(part), part, 0.0) for part in seen)
         reward = jp.where(broken, 0.0, after.reward)
 
         old = [clock, episode, *jax.tree.leaves(after)]
         ended = terminated | truncated
-        new = [_like(leaf, was) for leaf, was in zip(self._begin(world, old, ended), running, strict=True)]
+        new = [
+            _like(leaf, was)
+            for leaf, was in zip(self._begin(world, old, ended), running, strict=True)
+        ]
         shown: dict[str, Any] = {
             "obs": tuple(
                 _rows(ended, begun, part)
@@ -262,8 +272,12 @@ class Program:
     def _randomised(self, keys: Array) -> tuple[dict[str, Array], Any]:
         """The numbers of the model that differ between robots, by name."""
         model, axes = self.task.randomizer(self.task.env.mjx_model, keys)
-        per_robot = jax.tree_util.tree_flatten_with_path(axes)[0]  # None is no leaf: only what is mapped remains
-        found = {".".join(str(step.name) for step in path): path for path, axis in per_robot if axis == 0}
+        per_robot = jax.tree_util.tree_flatten_with_path(axes)[
+            0
+        ]  # None is no leaf: only what is mapped remains
+        found = {
+            ".".join(str(step.name) for step in path): path for path, axis in per_robot if axis == 0
+        }
         return {name: functools.reduce(getattr, name.split("."), model) for name in found}, axes
 
 

@@ -45,11 +45,14 @@ STOCK_ENVS = 8192  # for so many robots together Playground chooses the room for
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a compiled program depends on. Rewards and pushes are left out where they can be arguments of it."""
+    """What a compiled program depends on.
+
+    Not the time limit, and for the tasks with a tuned reward neither weights nor pushes: those are arguments of it, so
+    that training and evaluation share one program.
+    """
 
     task: str
     impl: str
-    episode_length: int
     randomize_domain: bool
     pushes: bool
     start_states: int
@@ -61,11 +64,14 @@ class Wanted:
 
     @staticmethod
     def of(config: PlaygroundConfig, device: torch.device) -> Wanted:
-        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+        index = (
+            torch.cuda.current_device()
+            if device.type == "cuda" and device.index is None
+            else device.index
+        )
         return Wanted(
             task=config.task,
             impl=config.impl,
-            episode_length=config.episode_length,
             randomize_domain=config.randomize_domain,
             pushes=config.pushes and config.task not in TUNED_TASKS,
             start_states=config.start_states,
@@ -84,7 +90,7 @@ class Task:
     env: Any  # mujoco_playground's MjxEnv
     config: Any  # its ConfigDict
     device: Any  # jax.Device
-    episode_length: int
+    episode_length: int  # its own
     action_repeat: int
     obs_size: int
     action_size: int
@@ -107,7 +113,7 @@ def prepare(device: torch.device) -> None:
     # JAX would take three quarters of the GPU's memory at once.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax, warp = _load("jax"), _load("warp")
-    warp.config.quiet = True
+    warp.config.log_level = warp.LOG_ERROR  # it tells of every kernel it compiles
     if device.type == "cuda":
         if not any(found.platform == "gpu" for found in jax.devices()):
             raise UserError(
@@ -142,12 +148,14 @@ def load(wanted: Wanted, num_envs: int) -> Task:
         obs_size, critic_size, critic_prefix = _sizes(env, wanted.task, shapes.obs)
     randomizer = registry.get_domain_randomizer(wanted.task) if wanted.randomize_domain else None
     if wanted.randomize_domain and randomizer is None:
-        raise UserError(f"{wanted.task} has no domain randomisation; leave env.randomize_domain off.")
+        raise UserError(
+            f"{wanted.task} has no domain randomisation; leave env.randomize_domain off."
+        )
     return Task(
         env=env,
         config=config,
         device=device,
-        episode_length=wanted.episode_length or int(config.episode_length),
+        episode_length=int(config.episode_length),
         action_repeat=int(config.get("action_repeat", 1)),
         obs_size=obs_size,
         action_size=int(env.action_size),
@@ -182,8 +190,11 @@ def _configure(config: Any, wanted: Wanted, num_envs: int) -> None:
             config.impl = wanted.impl
         elif wanted.device.type == "cpu" and config.get("naconmax", 1) == 0:
             config.impl = "jax"
-        if num_envs > STOCK_ENVS and "naconmax" in config:  # one room for the contacts of all robots
-            config.naconmax = config.naconmax * num_envs // STOCK_ENVS
+        room = config.get("naconmax", 0)  # for the contacts of all robots together
+        if num_envs > STOCK_ENVS:
+            config.naconmax = room * num_envs // STOCK_ENVS
+        elif wanted.device.type == "cpu" and room:  # where all of it is walked through
+            config.naconmax = min(room, 128 * num_envs)
     for name in PUSHES:
         if name in config and "enable" in config[name]:
             config[name].enable = wanted.pushes
@@ -239,21 +250,41 @@ def _begins_with_state(env: Any) -> bool:
 
     program = jax.make_jaxpr(both)(jax.random.PRNGKey(0)).jaxpr
     part, whole = program.outvars
-    return _head(program, whole) is part
+    return _head(program, whole) is _origin(program, part)
+
+
+def _origin(program: Any, value: Any) -> Any:
+    """Back through jitted functions that hand a value on unchanged."""
+    made = _maker(program, value)
+    if made is None or (inner := _inside(made)) is None:
+        return value
+    found = _origin(inner, inner.outvars[made.outvars.index(value)])
+    if found not in inner.invars:
+        return value
+    return _origin(program, made.invars[inner.invars.index(found)])
 
 
 def _head(program: Any, value: Any) -> Any:
-    """The first thing that `value` was put together from."""
-    made = next((eqn for eqn in program.eqns if value in eqn.outvars), None)
+    """What stands first in `value`, if it was put together from parts."""
+    value = _origin(program, value)
+    made = _maker(program, value)
     if made is None:
         return None
     if made.primitive.name == "concatenate":
-        return made.invars[0]
-    if "jaxpr" in made.params and hasattr(made.params["jaxpr"], "jaxpr"):  # a jitted function
-        inner = made.params["jaxpr"].jaxpr
+        return _origin(program, made.invars[0])
+    if (inner := _inside(made)) is not None:
         found = _head(inner, inner.outvars[made.outvars.index(value)])
-        return made.invars[inner.invars.index(found)] if found in inner.invars else None
+        if found in inner.invars:
+            return _origin(program, made.invars[inner.invars.index(found)])
     return None
+
+
+def _maker(program: Any, value: Any) -> Any:
+    return next((eqn for eqn in program.eqns if any(out is value for out in eqn.outvars)), None)
+
+
+def _inside(made: Any) -> Any:
+    return getattr(made.params.get("jaxpr"), "jaxpr", None)
 
 
 @contextlib.contextmanager
