@@ -6,6 +6,7 @@ timed as a whole: launches run ahead of the device, so only the wait at its end 
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from fleetfoot.data import Continuous
+from fleetfoot.envs import playground_task
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
@@ -87,7 +89,10 @@ def _ours(config: PlaygroundConfig, num_envs: int, seed: int, device: torch.devi
     assert isinstance(env.spec.action, Continuous)
     script = torch.rand(16, num_envs, env.spec.action.size, generator=_generator(seed))
     script = (script * 2 - 1).to(device)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
 
     def play(steps: int) -> float:
         env.reset()
@@ -102,60 +107,53 @@ def _ours(config: PlaygroundConfig, num_envs: int, seed: int, device: torch.devi
 
 
 def _raw(config: PlaygroundConfig, num_envs: int, seed: int, device: torch.device) -> Round:
-    env, starts, script = _bare(config, num_envs, seed, device)
-    import jax
-
-    return _timed(jax.jit(jax.vmap(env.step), donate_argnums=0), starts, script)
+    """The task that our adapter has loaded, from the states it begins with: nothing but the step is compiled anew."""
+    jax: Any = importlib.import_module("jax")
+    env = config.build(num_envs, seed, device)
+    env.reset()
+    first = jax.tree.map(lambda leaf: leaf.copy(), env._program._state(env._running))
+    step = jax.vmap(env._program.task.env.step)
+    return _timed(step, first, _script(env._program.task, num_envs, seed), env._program.task)
 
 
 def _wrapped(config: PlaygroundConfig, num_envs: int, seed: int, device: torch.device) -> Round:
-    env, starts, script = _bare(config, num_envs, seed, device, wrapped=True)
-    import jax
-
-    return _timed(jax.jit(env.step, donate_argnums=0), starts, script)
-
-
-def _bare(
-    config: PlaygroundConfig, num_envs: int, seed: int, device: torch.device, wrapped: bool = False
-) -> tuple[Any, Callable[[], Any], Any]:
-    """A task of its own (not the one our adapter has loaded), its start, and the same actions as JAX arrays."""
-    from fleetfoot.envs import playground_task
-
-    playground_task.prepare(device)
-    wanted = playground_task.Wanted.of(config, device)
-    task = playground_task.load(wanted, num_envs)
-    import jax
-    from mujoco_playground import wrapper
-
-    env = task.env
-    length = config.episode_length or task.episode_length
-    if wrapped:
-        env = wrapper.wrap_for_brax_training(env, episode_length=length)
-    script = torch.rand(16, num_envs, task.action_size, generator=_generator(seed)) * 2 - 1
+    jax: Any = importlib.import_module("jax")
+    wrapper: Any = importlib.import_module("mujoco_playground").wrapper
+    env = config.build(num_envs, seed, device)
+    task = env._program.task
+    wrapped = wrapper.wrap_for_brax_training(task.env, episode_length=env.spec.episode_length)
     with playground_task.on(task.device):
-        actions = [jax.device_put(action.numpy(), task.device) for action in script]
         keys = jax.random.split(jax.random.PRNGKey(seed), num_envs)
-        reset = jax.jit(env.reset if wrapped else jax.vmap(env.reset))
-        first = jax.device_put(reset(keys), task.device)
-
-    def starts() -> Any:
-        return jax.tree.map(lambda leaf: leaf.copy(), first)
-
-    return env, starts, actions
+        first = jax.jit(lambda keys: _strong(wrapped.reset(keys)))(keys)
+    return _timed(wrapped.step, first, _script(task, num_envs, seed), task)
 
 
-def _timed(step: Any, starts: Callable[[], Any], script: Any) -> Round:
-    import jax
+def _timed(step: Any, first: Any, script: list[Any], task: playground_task.Task) -> Round:
+    jax: Any = importlib.import_module("jax")
+    first = jax.device_put(first, task.device)
+    compiled = jax.jit(lambda state, action: _strong(step(state, action)), donate_argnums=0)
 
     def play(steps: int) -> float:
-        state = jax.block_until_ready(starts())
+        state = jax.block_until_ready(jax.tree.map(lambda leaf: leaf.copy(), first))
         begin = time.perf_counter()
         for t in range(steps):
-            state = step(state, script[t % 16])
+            state = compiled(state, script[t % 16])
         jax.block_until_ready(state)
         return time.perf_counter() - begin
 
     return play
+
+
+def _script(task: playground_task.Task, num_envs: int, seed: int) -> list[Any]:
+    jax: Any = importlib.import_module("jax")
+    drawn = torch.rand(16, num_envs, task.action_size, generator=_generator(seed)) * 2 - 1
+    return [jax.device_put(action.numpy(), task.device) for action in drawn]
+
+
+def _strong(state: Any) -> Any:
+    """Without weak types, for which the second step would be compiled anew."""
+    jax: Any = importlib.import_module("jax")
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs import playground_task
@@ -122,13 +123,13 @@ class PlaygroundEnv:
         # JAX may still be reading the action. What follows on this torch stream waits for the outputs below, so
         # one step later the memory may go back to torch's allocator.
         self._held = (action, given)
-        metrics = torch.from_dlpack(seen["metrics"]).unbind() if "metrics" in seen else ()
+        metrics = from_dlpack(seen["metrics"]).unbind() if "metrics" in seen else ()
         return Step(
             obs=self._obs(seen["obs"]),
             next_obs=self._obs(seen["next_obs"]),
-            reward=torch.from_dlpack(seen["reward"]),
-            terminated=torch.from_dlpack(seen["terminated"]),
-            truncated=torch.from_dlpack(seen["truncated"]),
+            reward=from_dlpack(seen["reward"]),
+            terminated=from_dlpack(seen["terminated"]),
+            truncated=from_dlpack(seen["truncated"]),
             info=dict(zip(self._program.task.metrics, metrics, strict=bool(metrics))),
         )
 
@@ -185,5 +186,5 @@ class PlaygroundEnv:
 
     def _obs(self, seen: tuple[Any, ...]) -> Obs:
         """JAX never writes to a buffer it has handed out, so torch may keep it as it is."""
-        actor = torch.from_dlpack(seen[0])
-        return Obs(actor, actor if len(seen) == 1 else torch.from_dlpack(seen[1]))
+        actor = from_dlpack(seen[0])
+        return Obs(actor, actor if len(seen) == 1 else from_dlpack(seen[1]))

@@ -2,9 +2,9 @@
 
     step -> end flags -> true last observations -> start states where an episode ended
 
-Playground's own wrapper overwrites the last observation of an episode and restarts each robot where it first began. Here
-an episode begins with a state drawn from a pool that is made when the environment is built: a full reset inside every
-step would cost as much as the physics.
+Playground's own wrapper overwrites the last observation of an episode and restarts each robot where it first began.
+Here an episode begins with a state drawn from a pool that is made when the environment is built: a full reset inside
+every step would cost as much as the physics.
 
 Everything random comes from keys: episode e of environment i uses fold_in(key of i, e), for the start state that is
 drawn and for the random stream of the episode. It depends on neither the number of environments nor their neighbours.
@@ -32,6 +32,14 @@ from fleetfoot.envs.playground_task import TUNED_REWARD, TUNED_TASKS, Task, Want
 
 if TYPE_CHECKING:
     from fleetfoot.envs.playground import PlaygroundConfig
+
+# MuJoCo's integration state: with it, and nothing else, a simulation goes on exactly. Then what tasks look at before they
+# step the physics.
+PHYSICS_STATE = (
+    *("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "plugin_state", "ctrl"),
+    *("qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata"),
+    *("xpos", "xquat", "xmat", "site_xpos", "site_xmat", "sensordata"),
+)
 
 Array: TypeAlias = jax.Array
 Leaves: TypeAlias = list[Array]
@@ -66,7 +74,8 @@ def program(wanted: Wanted, num_envs: int) -> Program:
 
 
 def from_torch(action: Tensor) -> Array:
-    return jax.dlpack.from_dlpack(action.detach().contiguous())
+    taken: Array = jax.dlpack.from_dlpack(action.detach().contiguous())
+    return taken
 
 
 class Program:
@@ -144,12 +153,7 @@ class Program:
         )
         found, tree = jax.tree_util.tree_flatten_with_path(shapes)
         names = tuple(jax.tree_util.keystr(path).lstrip(".") for path, _ in found)
-        # data._impl is scratch memory that each step computes anew, and metrics are made by the step.
-        drawn = tuple(
-            i
-            for i, name in enumerate(names)
-            if name.startswith(("data.", "info", "obs")) and "._impl." not in name
-        )
+        drawn = tuple(i for i, name in enumerate(names) if _is_drawn(name))
         warp = self.task.env.mjx_model.impl.value == "warp"
         return Layout(tree, names, drawn, tuple(not warp or _rowwise(name) for name in names))
 
@@ -298,6 +302,11 @@ class _Settings:
 
     def __exit__(self, *_: object) -> None:
         self.env._config = self.own
+
+
+def _is_drawn(name: str) -> bool:
+    """What an episode begins with. The rest of the physics is computed anew by each step, and so are the metrics."""
+    return name.startswith(("info", "obs")) or name.removeprefix("data.") in PHYSICS_STATE
 
 
 def _rowwise(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -198,6 +197,7 @@ def _configure(config: Any, wanted: Wanted, num_envs: int) -> None:
     for name in PUSHES:
         if name in config and "enable" in config[name]:
             config[name].enable = wanted.pushes
+    config.lock()  # so that a misspelt field is noticed
     for entry in wanted.overrides:
         path, separator, text = entry.partition("=")
         try:
@@ -303,7 +303,7 @@ def _models(wanted: Wanted) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"the robot models of {wanted.task} are neither in {folder} nor could they be downloaded ({reason}); "
-            "put a checkout of github.com/google-deepmind/mujoco_menagerie somewhere and name it in FLEETFOOT_MENAGERIE."
+            "name a checkout of github.com/google-deepmind/mujoco_menagerie in FLEETFOOT_MENAGERIE."
         ) from error
     finally:
         place.MENAGERIE_PATH = own
