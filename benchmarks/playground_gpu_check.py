@@ -76,12 +76,17 @@ def zero_copy(env: PlaygroundEnv) -> str:
 
 def same_addresses(env: PlaygroundEnv) -> str:
     """The running state stays where it is; MuJoCo Warp knows its CUDA graphs by address."""
-    before = [leaf.unsafe_buffer_pointer() for leaf in env._running if leaf.size]
+    names = ("clock", "episode", *env._program.layout.names)
+    kept = [i for i, leaf in enumerate(env._running) if leaf.size]
+    before = [env._running[i].unsafe_buffer_pointer() for i in kept]
     for action in actions(env, 3):
         env.step(action)
-    after = [leaf.unsafe_buffer_pointer() for leaf in env._running if leaf.size]
-    moved = sum(one != other for one, other in zip(before, after, strict=True))
-    return f"{moved} of {len(before)} arrays moved in 3 steps"
+    moved = [
+        names[i]
+        for i, was in zip(kept, before, strict=True)
+        if env._running[i].unsafe_buffer_pointer() != was
+    ]
+    return f"{len(moved)} of {len(kept)} arrays moved in 3 steps: {', '.join(moved[:8])}"
 
 
 def owned(env: PlaygroundEnv) -> str:
@@ -161,7 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     tuned = args.task in ("T1JoystickFlatTerrain", "G1JoystickFlatTerrain")
-    config = PlaygroundConfig(task=args.task, tuned_reward=tuned, episode_length=60)
+    config = PlaygroundConfig(task=args.task, tuned_reward=tuned, episode_length=30)
 
     begin = time.perf_counter()
     env = config.build(args.num_envs, 0, device)

@@ -215,14 +215,25 @@ def test_overrides_reach_the_task() -> None:
     assert task.env.n_substeps == 2
     assert task.step_seconds == pytest.approx(0.02)
     assert task.config.impl == "jax"  # no contacts, and a CPU
+    chosen = ("warp.graph_conditional=false", 'warp.graph_mode="none"')
+    config = PlaygroundConfig(task="CartpoleBalance", impl="warp", overrides=chosen)
+    task = playground_task.load(playground_task.Wanted.of(config, CPU), 2)
+    options = task.env.mjx_model.opt._impl
+    assert (options.graph_conditional, int(options.graph_mode), options.warn_overflow) == (
+        False,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"task": "CartpoleBalanse"}, "Did you mean CartpoleBalance"),
-        ({"overrides": ("sim_dd=1",)}, "'sim_dd=1' does not fit CartpoleBalance"),
+        ({"overrides": ("sim_dd=1",)}, "'sim_dd' does not fit CartpoleBalance"),
         ({"overrides": ("sim_dt",)}, "write name=value"),
+        ({"overrides": ("impl=jax",)}, "texts in quotes"),
+        ({"impl": "warp", "overrides": ("warp.grap=1",)}, "'warp.grap' does not fit"),
         ({"randomize_domain": True}, "has no domain randomisation"),
         ({"menagerie": "/nowhere/at/all"}, "/nowhere/at/all does not exist"),
     ],

@@ -41,10 +41,9 @@ class PlaygroundConfig:
     tuned_reward: bool = False  # FastTD3's weights, for the joystick tasks of T1 and G1
     start_states: int = 1024  # that are drawn when building; each episode begins with one of them
     metrics: bool = False  # the task's own, such as the terms of its reward, in the log
-    overrides: tuple[str, ...] = ()  # of the task's config: noise_config.level=0.5
+    # Of the task's config, noise_config.level=0.5, and of MuJoCo Warp's options, warp.graph_conditional=false.
+    overrides: tuple[str, ...] = ()
     menagerie: str = ""  # folder with the robot models; empty: FLEETFOOT_MENAGERIE, or a download
-    # How MuJoCo Warp's launches become CUDA graphs; auto is its own choice.
-    graph_mode: Literal["auto", "none", "jax", "warp", "warp_staged", "warp_staged_ex"] = "auto"
     render_width: int = 640
     render_height: int = 480
 

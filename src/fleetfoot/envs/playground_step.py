@@ -33,8 +33,8 @@ from fleetfoot.envs.playground_task import TUNED_REWARD, TUNED_TASKS, Task, Want
 if TYPE_CHECKING:
     from fleetfoot.envs.playground import PlaygroundConfig
 
-# MuJoCo's integration state: with it, and nothing else, a simulation goes on exactly. Then what tasks look at before they
-# step the physics.
+# MuJoCo's integration state: with it, and nothing else, a simulation goes on exactly. Then what tasks look at before
+# they step the physics.
 PHYSICS_STATE = (
     *("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "plugin_state", "ctrl"),
     *("qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata"),

@@ -39,6 +39,7 @@ TUNED_TASKS = (
     "G1JoystickRoughTerrain",
 )
 PUSHES = ("push_config", "pert_config")  # as the tasks call them; both have a field `enable`
+WARP = "warp."  # before the name of one of MuJoCo Warp's own options
 STOCK_ENVS = 8192  # for so many robots together Playground chooses the room for contacts
 
 
@@ -58,7 +59,6 @@ class Wanted:
     metrics: bool
     overrides: tuple[str, ...]
     menagerie: str
-    graph_mode: str
     device: torch.device
 
     @staticmethod
@@ -77,7 +77,6 @@ class Wanted:
             metrics=config.metrics,
             overrides=config.overrides,
             menagerie=config.menagerie or os.environ.get("FLEETFOOT_MENAGERIE", ""),
-            graph_mode=config.graph_mode,
             device=torch.device(device.type, index) if device.type == "cuda" else device,
         )
 
@@ -142,7 +141,7 @@ def load(wanted: Wanted, num_envs: int) -> Task:
     device = jax.devices(kind)[wanted.device.index or 0]
     with on(device), _models(wanted):
         env = registry.load(wanted.task, config=config)
-        _tune_warp(env, wanted, device)
+        _tune_warp(env, wanted)
         shapes = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
         obs_size, critic_size, critic_prefix = _sizes(env, wanted.task, shapes.obs)
     randomizer = registry.get_domain_randomizer(wanted.task) if wanted.randomize_domain else None
@@ -198,30 +197,49 @@ def _configure(config: Any, wanted: Wanted, num_envs: int) -> None:
         if name in config and "enable" in config[name]:
             config[name].enable = wanted.pushes
     config.lock()  # so that a misspelt field is noticed
-    for entry in wanted.overrides:
-        path, separator, text = entry.partition("=")
-        try:
-            if not separator:
-                raise ValueError("there is no '='")
-            config.update_from_flattened_dict({path: json.loads(text)})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"env.overrides {entry!r} does not fit {wanted.task} ({reason}); "
-                "write name=value with a field of the task's config, such as noise_config.level=0.5"
-            ) from None
+    for path, value in _overrides(wanted, warp=False):
+        with _fitting(wanted, path):
+            config.update_from_flattened_dict({path: value})
 
 
-def _tune_warp(env: Any, wanted: Wanted, device: Any) -> None:
-    """No messages from the device, which cost more than the physics, and the wanted kind of CUDA graph."""
+def _tune_warp(env: Any, wanted: Wanted) -> None:
+    """No messages from the device, which cost more than the physics; then what the user wants."""
     model = env._mjx_model
     if model.impl.value != "warp":
         return
-    option = model.opt._impl.replace(warn_overflow=0)
-    if wanted.graph_mode != "auto" and device.platform != "cpu":
-        modes = _load("mujoco.mjx.warp.types").GraphMode
-        option = option.replace(graph_mode=modes[wanted.graph_mode.upper()])
-    env._mjx_model = model.replace(opt=model.opt.replace(_impl=option))
+    changes = {"warn_overflow": 0, **dict(_overrides(wanted, warp=True))}
+    for name in changes:
+        with _fitting(wanted, WARP + name):
+            getattr(model.opt._impl, name)
+    if "graph_mode" in changes:
+        with _fitting(wanted, WARP + "graph_mode"):
+            modes = _load("mujoco.mjx.warp.types").GraphMode
+            changes["graph_mode"] = modes[str(changes["graph_mode"]).upper()]
+    env._mjx_model = model.replace(opt=model.opt.replace(_impl=model.opt._impl.replace(**changes)))
+
+
+def _overrides(wanted: Wanted, *, warp: bool) -> Iterator[tuple[str, Any]]:
+    """Name and value of each entry that is for MuJoCo Warp's options, or of each that is not."""
+    for entry in wanted.overrides:
+        path, separator, text = entry.partition("=")
+        with _fitting(wanted, entry):
+            if not separator:
+                raise ValueError("there is no '='")
+            value = json.loads(text)
+        if path.startswith(WARP) == warp:
+            yield path.removeprefix(WARP) if warp else path, value
+
+
+@contextlib.contextmanager
+def _fitting(wanted: Wanted, entry: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"env.overrides: {entry!r} does not fit {wanted.task} ({reason}); write name=value with a field of "
+            "the task's config, such as noise_config.level=0.5, and texts in quotes."
+        ) from None
 
 
 def _sizes(env: Any, task: str, obs: Any) -> tuple[int, int, int]:
