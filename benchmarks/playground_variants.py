@@ -1,11 +1,11 @@
-"""Which switch makes MuJoCo Warp under JAX faster? Each variant runs in a process of its own, since XLA reads its flags once.
+"""Which switch makes MuJoCo Warp under JAX faster? Each variant has a process of its own: XLA reads its flags once.
 
     python benchmarks/playground_variants.py --num-envs 1024 4096
     python benchmarks/playground_variants.py --only stock no-conditional --timeout 300
 
 One line per variant and number of robots: milliseconds per vec step, how long the host was busy before it could go on,
-how much of that was Warp's Python callback, and how many CUDA graphs Warp captured. `native` is the physics alone, without
-JAX: `n_substeps` steps of MuJoCo Warp in one CUDA graph. No variant can be faster.
+how much of that was Warp's Python callback, and how many CUDA graphs Warp captured. `native` is the physics alone,
+without JAX: `n_substeps` steps of MuJoCo Warp in one CUDA graph. It restarts nothing and is controlled by nobody.
 """
 
 from __future__ import annotations
