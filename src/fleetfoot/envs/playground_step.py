@@ -3,8 +3,8 @@
     step -> end flags -> true last observations -> start states where an episode ended
 
 Playground's own wrapper overwrites the last observation of an episode and restarts each robot where it first began.
-Here an episode begins with a state drawn from a pool that is made when the environment is built: a full reset inside
-every step would cost as much as the physics.
+Here an episode begins with a state drawn from a pool that is made before the first one: a reset of all robots inside
+every step would compute N new starts to use a few.
 
 Everything random comes from keys: episode e of environment i uses fold_in(key of i, e), for the start state that is
 drawn and for the random stream of the episode. It depends on neither the number of environments nor their neighbours.
