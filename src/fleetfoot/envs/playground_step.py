@@ -45,6 +45,10 @@ Array: TypeAlias = jax.Array
 Leaves: TypeAlias = list[Array]
 
 
+# Compiled once for any number of environments, unless that changes the room for contacts.
+_STARTS: dict[tuple[Wanted, int], Any] = {}
+
+
 class World(NamedTuple):
     """What stays the same from step to step."""
 
@@ -86,7 +90,8 @@ class Program:
         self.num_envs, self.start_states = num_envs, wanted.start_states
         self.terms = playground_task.scales(self.task) if wanted.task in TUNED_TASKS else ()
         self.layout = self._layout()
-        self._starts = jax.jit(self._make_starts)
+        room = self.task.config.get("naconmax", 0)
+        self._starts = _STARTS.setdefault((wanted, room), jax.jit(self._make_starts))
         self._first = jax.jit(self._make_first)
         self._restart = jax.jit(self._make_restart, donate_argnums=1)
         self._step = jax.jit(self._make_step, donate_argnums=1)
