@@ -134,7 +134,7 @@ def playground(name: str, task: str) -> Recipe:
     """A humanoid that follows a joystick, on one GPU: FastTD3's settings for Playground with four times its robots.
 
     The replay keeps 10,240 steps of each. In bfloat16, and with what policy and critic share stored once, that is about
-    17 GiB for T1 and 21 GiB for G1; a smaller GPU needs a smaller --replay.capacity. It stays out of the checkpoints.
+    16 GiB for T1 and 20 GiB for G1; a smaller GPU needs a smaller --replay.capacity. It stays out of the checkpoints.
     """
     num_envs, rows = 4096, 10_240
     return Recipe(
