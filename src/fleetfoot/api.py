@@ -57,6 +57,7 @@ OWN_PARTS = (
     "fleetfoot.envs.gym",
     "fleetfoot.envs.tensor",
     "fleetfoot.envs.atari",  # without ale-py too: only building needs it
+    "fleetfoot.envs.playground",  # and this one without JAX
 )
 
 

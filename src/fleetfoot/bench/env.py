@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from mujoco import rollout
 
+from fleetfoot.bench.playground import bench_playground
 from fleetfoot.envs import mujoco_tasks
 from fleetfoot.envs.mujoco import MuJoCoEnv
 from fleetfoot.envs.mujoco_physics import usable_cores
+from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.part import UserError
 
 # The observations our tasks leave out, so that Gymnasium does not have to gather them either.
@@ -38,8 +40,12 @@ def bench_env(
     threads: int = 0,
     rounds: int = 5,
     seed: int = 0,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Env steps per second of each contestant, and the ratios that matter.
+
+    A task of MuJoCo Playground is measured on `device`, beside its own compiled step and Playground's wrapper; the rest
+    of this text, and `threads`, are about Gymnasium's MuJoCo tasks.
 
     `seconds` is the measured time in all, shared equally among contestants and rounds.
     `raw` is `mujoco.rollout` on the same model, with the same threads, the same frame skip and
@@ -48,6 +54,11 @@ def bench_env(
     """
     if num_envs < 1 or rounds < 1 or seconds <= 0:
         raise UserError("bench env needs num_envs >= 1, rounds >= 1 and seconds > 0")
+    if task not in mujoco_tasks.names() and not task.endswith("-v5"):
+        playground = PlaygroundConfig(task=task)
+        return bench_playground(
+            playground, num_envs, seconds, device=device, rounds=rounds, seed=seed
+        )
     threads = threads or usable_cores()
     closers: list[Callable[[], None]] = []
     try:

@@ -15,7 +15,18 @@ import torch
 
 from fleetfoot.recipe import usable_cores
 
-PACKAGES = ("fleetfoot", "torch", "numpy", "mujoco", "gymnasium", "stable-baselines3")
+PACKAGES = (
+    "fleetfoot",
+    "torch",
+    "numpy",
+    "mujoco",
+    "gymnasium",
+    "stable-baselines3",
+    "jax",
+    "mujoco-mjx",
+    "playground",
+    "warp-lang",
+)
 
 
 def provenance() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fleetfoot.part import UserError, nearest
 BENCHMARKS = {
     "env": (
         "fleetfoot.bench.env:bench_env",
-        "simulation: our environments, raw MuJoCo, Gymnasium's own",
+        "simulation: our environments, raw physics, Gymnasium's or Playground's own",
     ),
     "learner": (
         "fleetfoot.bench.learner:bench_learner",

@@ -15,8 +15,8 @@ from fleetfoot.part import UserError
 class Options:
     """The recipes and the environments there are."""
 
-    what: tyro.conf.Positional[Literal["all", "recipes", "environments"]] = "all"
-    """What to list."""
+    what: tyro.conf.Positional[Literal["all", "recipes", "environments", "playground"]] = "all"
+    """What to list. The tasks of MuJoCo Playground are apart: naming them takes seconds, for JAX has to load."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -27,9 +27,12 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import atari, gym, mujoco, tensor
+    from fleetfoot.envs import atari, gym, mujoco, playground, tensor
 
     console = Console()
+    if options.what == "playground":
+        console.print("\n".join(playground.names()), highlight=False)
+        return 0
     if options.what != "environments":
         table = Table(title="recipes (fleetfoot train NAME)", title_justify="left", box=None)
         table.add_column("name", no_wrap=True)
@@ -53,5 +56,9 @@ def run(args: list[str], imports: list[str]) -> int:
         except UserError as missing:
             games = escape(str(missing))
         table.add_row("AtariConfig", "--env.game", games)
+        some = "T1JoystickFlatTerrain, G1JoystickRoughTerrain, Go1Getup, CartpoleBalance"
+        table.add_row(
+            "PlaygroundConfig", "--env.task", f"{some}, ... (fleetfoot list playground names all)"
+        )
         console.print(table)
     return 0
