@@ -134,7 +134,7 @@ class Run:
     def _build(recipe: Recipe, folder: Path, state: dict[str, Any] | None, ranks: Ranks) -> Run:
         share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
         device = share.torch_device()
-        if device.index is not None:
+        if ranks.world > 1 and device.type == "cuda":  # where NCCL looks for it
             torch.cuda.set_device(device)
         torch.set_num_threads(share.threads or usable_cores())
         env = recipe.env.build(share.num_envs, seeds.env, device)
