@@ -6,6 +6,7 @@ host waits for its GPU. Everything else (errors, interrupts, metrics, checkpoint
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -210,19 +211,31 @@ def here() -> Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the processes that the launcher started; alone without a launcher, or with one process."""
+    """Join the processes that the launcher started; alone without a launcher, or with one process.
+
+    They stay joined until the program ends, since one that left and came back could meet others that have not left yet.
+    """
     ranks = _launched()
-    if ranks.world == 1 or dist.is_initialized():
+    if ranks.world == 1:
         yield ranks
         return
-    if ranks.world == ranks.local_world:
-        stay_on_this_machine()
-    cuda = torch.cuda.is_available() and dist.is_nccl_available()
-    with talking():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
-    yield ranks
-    # After a failure the group stays as it is: taking it down would wait for ranks that wait for this one.
-    dist.destroy_process_group()
+    if not dist.is_initialized():
+        if ranks.world == ranks.local_world:
+            stay_on_this_machine()
+        cuda = torch.cuda.is_available() and dist.is_nccl_available()
+        with talking():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+        atexit.register(leave)
+    try:
+        yield ranks
+    except BaseException:
+        atexit.unregister(leave)  # it would wait for ranks that may be waiting for this one
+        raise
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def stay_on_this_machine() -> None:

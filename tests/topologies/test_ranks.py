@@ -25,6 +25,7 @@ from fleetfoot.ranks import ALONE, Ranks
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.topologies.sharded import carried_over, share_of
 from topologies import ranks_worker
+from topologies.ranks_worker import TOTAL
 from topologies.test_synchronous import assert_same, small, tensors
 
 TESTS = Path(__file__).parent.parent
@@ -128,7 +129,7 @@ def without_noise(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("tag", ["fast_td3", "fast_sac"])
 def test_a_run_of_two_ranks_goes_on_exactly(tag: str, worked: Path) -> None:
-    """Rank 1 alone was asked to stop after step 133; both stopped after the same step, and resumed."""
+    """Rank 1 alone was asked to stop after step 61; both stopped after the same step, and resumed."""
     policies = [torch.load(worked / f"{tag}-policy-{rank}.pt") for rank in range(2)]
     assert all(torch.equal(policies[0][k], policies[1][k]) for k in policies[0])
     for rank in range(2):
@@ -151,9 +152,9 @@ def test_a_run_of_two_ranks_goes_on_exactly(tag: str, worked: Path) -> None:
 def test_the_log_counts_the_environments_of_all_ranks(worked: Path) -> None:
     lines = (worked / "fast_td3-whole" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
-    assert last["env_steps"] == 240 * 8
+    assert last["env_steps"] == TOTAL * 8
     assert [json.loads(line)["vec_steps"] for line in lines] == sorted(
-        {*range(10, 241, 10), 70, 140, 210}
+        {*range(10, TOTAL + 1, 10), 35, 70, 105}
     )
     assert sum("eval/return" in json.loads(line) for line in lines) == 3
 
@@ -165,7 +166,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(
     folder = worked / "fast_td3-parts"
     before = checkpoint.load(folder).state
     warmup = ranks_worker.recipe().pace.warmup_vec_steps
-    result = resume(folder, total_vec_steps=240 + warmup)
+    result = resume(folder, total_vec_steps=TOTAL + warmup)
     assert capfd.readouterr().err.count("2 processes made this checkpoint and 1 goes on") == 1
     after = checkpoint.load(folder).state
     assert result.counters.updates == before["updates"]
@@ -179,7 +180,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(
         assert all(torch.equal(old[k], new[k]) for k in old)
     count = next(k for k in tensors(before) if k.endswith("norm.count"))
     assert tensors(after)[count] == tensors(before)[count] + warmup * 8
-    more = resume(folder, total_vec_steps=240 + 2 * warmup)
+    more = resume(folder, total_vec_steps=TOTAL + 2 * warmup)
     assert more.counters.updates > result.counters.updates
     assert evaluate_run(folder, episodes=2).returns.shape == (2,)
 
