@@ -84,7 +84,9 @@ def fleetfoot(*args: str, cwd: Path) -> list[tuple[int, str, str]]:
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes have done what `ranks_worker` says."""
     folder = tmp_path_factory.mktemp("ranks")
-    for code, _, err in ends(launch(str(Path(ranks_worker.__file__)), str(folder), cwd=folder)):
+    for code, _, err in ends(
+        launch(str(Path(ranks_worker.__file__)), str(folder), cwd=folder), 300
+    ):
         assert code == 0, err
     return folder
 

@@ -114,7 +114,11 @@ class Checkpoint:
         parts: Iterable[dict[str, Any]],
     ) -> Path:
         own = {"state": _lean(state)} | ({"replay": state["replay"]} if "replay" in state else {})
-        needed = SLACK + sum(_bytes(t) for tree in own.values() for t in pack(tree)[0].values())
+        needed = SLACK + sum(
+            _bytes(tensor) * (state.get("world", 1) if key == "replay" else 1)  # each rank has one
+            for key, tree in own.items()
+            for tensor in pack(tree)[0].values()
+        )
         if needed > shutil.disk_usage(self.folder).free:
             raise self._full(needed)
         hidden = self.folder / f"{STALE}{name}"
