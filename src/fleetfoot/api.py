@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Evaluation, Evaluator
 from fleetfoot.part import UserError, dumps, from_json
+from fleetfoot.ranks import Ranks, joined
 from fleetfoot.recipe import Recipe, Result, resolve_device
 
 try:
@@ -70,19 +72,22 @@ class LoadedPolicy(NamedTuple):
 
 def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
     """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
-    recipe.check()
-    place = new_folder(recipe, folder)
-    made = not place.exists()
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        with _alone(place):
-            _write_recipe(place, recipe)
+    with joined() as ranks, contextlib.ExitStack() as held:
+        with ranks.agreeing():
+            _check(recipe, ranks)
+            place = new_folder(recipe, folder) if ranks.first else Path()
+            made = not place.exists()
+            if ranks.first:
+                place.mkdir(parents=True, exist_ok=True)
+                held.enter_context(_alone(place))
+                _write_recipe(place, recipe)
+        try:
             return recipe.topology.run(recipe, place, None)
-    except UserError:
-        # What was wrong showed before anything was learned: leave no empty run behind.
-        if made and not has_checkpoint(place) and not _nonempty(place / "metrics.jsonl"):
-            shutil.rmtree(place, ignore_errors=True)
-        raise
+        except UserError:
+            # What was wrong showed before anything was learned: leave no empty run behind.
+            if made and not has_checkpoint(place) and not _nonempty(place / "metrics.jsonl"):
+                shutil.rmtree(place, ignore_errors=True)
+            raise
 
 
 def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
@@ -107,25 +112,50 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
             f"{fixed[0]} cannot change when a run goes on (the checkpoint was made with "
             f"{_look_up(stored, fixed[0])}); train a new run instead."
         )
-    recipe.check()
-    with _alone(place):
-        if not has_checkpoint(place):
-            if not restart:
+    with joined() as ranks, contextlib.ExitStack() as held:
+        with ranks.agreeing():
+            _check(recipe, ranks)
+            if ranks.first:
+                held.enter_context(_alone(place))
+            begun = has_checkpoint(place)
+            if not (begun or restart):
                 raise UserError(
                     f"{place} was stopped before its first checkpoint; add --restart to train it from the start."
                 )
-            for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
-                _remove(place / leftover)
+            state = _last_state(folder, recipe, ranks) if begun else None
+        if ranks.first:
+            if not begun:
+                for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+                    _remove(place / leftover)
             _write_recipe(place, recipe)
-            return recipe.topology.run(recipe, place, None)
-        loaded = checkpoint.load(folder, which="last")
-        if loaded.step >= recipe.total_vec_steps:
-            raise UserError(
-                f"{place} is finished after {loaded.step:,} vec steps; "
-                "to go on, give --total-vec-steps a larger number."
-            )
-        _write_recipe(place, recipe)
-        return recipe.topology.run(recipe, place, loaded.state)
+        return recipe.topology.run(recipe, place, state)
+
+
+def _check(recipe: Recipe, ranks: Ranks) -> None:
+    recipe.check()
+    if ranks.world > 1 and not getattr(recipe.topology, "across_ranks", False):
+        raise UserError(
+            f"{type(recipe.topology).__name__} does not run across the processes of torchrun; "
+            "start fleetfoot by itself, or choose --topology SynchronousConfig."
+        )
+
+
+def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
+    loaded = checkpoint.load(folder, which="last", rank=ranks.rank)
+    if loaded.step >= recipe.total_vec_steps:
+        raise UserError(
+            f"{run_of(folder)} is finished after {loaded.step:,} vec steps; "
+            "to go on, give --total-vec-steps a larger number."
+        )
+    before = loaded.state.get("world", 1)
+    if ranks.first and before != ranks.world:
+        print(
+            f"fleetfoot: {before} process{'es' * (before > 1)} made this checkpoint and {ranks.world} "
+            f"go{'es' * (ranks.world == 1)} on: weights, optimisers, statistics and counters continue, "
+            "episodes and replay begin anew.",
+            file=sys.stderr,
+        )
+    return loaded.state
 
 
 def which_there_is(folder: Path | str, which: Which) -> Which:

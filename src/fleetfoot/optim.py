@@ -196,8 +196,8 @@ class RootScaled(torch.optim.Optimizer):
 class LocalStepper:
     """Gradient, clipping, optimiser, schedule: all in this process, nothing waits for the device.
 
-    `gradients` and `apply` are the two halves of a step. Whoever has something to do between them (a mean over several
-    GPUs, a way to a server and back) calls them one after the other.
+    `gradients` and `apply` are the two halves of a step. Whoever has something to do between them (a way to a server
+    and back) calls them one after the other; `reduce` is what a plain call does between them.
     """
 
     def __init__(
@@ -213,9 +213,11 @@ class LocalStepper:
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
         self.optimizer = cfg.optimizer(parameters, self.lr)
+        # What happens to a gradient before it is applied. Set from outside where several GPUs share one.
+        self.reduce: Callable[[list[Tensor]], list[Tensor]] = lambda gradients: gradients
 
     def __call__(self, loss: Tensor) -> Tensor:
-        return self.apply(self.gradients(loss))
+        return self.apply(self.reduce(self.gradients(loss)))
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """The gradient of `loss`, one tensor per parameter and in their order. Changes nothing."""

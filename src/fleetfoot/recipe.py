@@ -59,8 +59,11 @@ class Seeds(NamedTuple):
     replay: int
 
     @staticmethod
-    def of(seed: int) -> Seeds:
-        words = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
+    def of(seed: int, rank: int = 0) -> Seeds:
+        """`rank` numbers the processes of a run that is spread over several."""
+        key = (rank,) if rank else ()
+        sequence = np.random.SeedSequence(seed, spawn_key=key)
+        words = sequence.generate_state(len(Seeds._fields), np.uint32)
         return Seeds(*(int(word) for word in words))
 
 
@@ -102,8 +105,8 @@ class Recipe:
     def torch_device(self) -> torch.device:
         return resolve_device(self.device)
 
-    def seeds(self) -> Seeds:
-        return Seeds.of(self.seed)
+    def seeds(self, rank: int = 0) -> Seeds:
+        return Seeds.of(self.seed, rank)
 
     def total_updates(self) -> int:
         return max(1, self.pace.updates_after(self.total_vec_steps))

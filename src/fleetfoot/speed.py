@@ -42,8 +42,9 @@ def learner(
     mode: Mode,
     device: torch.device,
     split: TimeSplit | None = None,
+    world: int = 1,
 ) -> EagerLearner:
-    """The learner of a recipe; `rows` is the batch size."""
+    """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients."""
     split = split or TimeSplit(device)
     if mode == "auto":
         mode = "captured" if device.type == "cuda" else "eager"
@@ -54,7 +55,7 @@ def learner(
         replay.gather = Compiled(replay.gather, "replay.gather")  # type: ignore[method-assign,assignment]
     update = in_precision(agent.update, precision, device)
     if mode == "captured":
-        reason = why_not_captured(agent, replay, device)
+        reason = why_not_captured(agent, replay, device, world)
         if reason is None:
             return CapturedLearner(agent, replay, rows, update, split)
         _notice(f"the learner runs without CUDA graphs: {reason}.")
@@ -75,8 +76,10 @@ def in_precision(
     return in_bf16
 
 
-def why_not_captured(agent: Agent, replay: Replay, device: torch.device) -> str | None:
+def why_not_captured(agent: Agent, replay: Replay, device: torch.device, world: int) -> str | None:
     """What stands against CUDA graphs, or None."""
+    if world > 1:
+        return "gradients cross to other processes in the middle of an update"
     if device.type != "cuda":
         return f"there are none on {device.type}"
     if not hasattr(agent, "pattern"):

@@ -4,6 +4,8 @@
       000012345/            the newest state, named by its vec step
         state.safetensors   every tensor of the state except the replay's
         replay.safetensors  the replay's tensors (absent with `checkpoint.replay=False`)
+        rank-1.safetensors  where several processes trained: what rank 1 has of its own, its
+                            replay included; the files above hold the rest, and rank 0's own
         state.json          the tree the tensors hang in, the recipe, sizes and digests
       best-000010000/       the state with the best evaluation; never holds the replay and
                             shares no file with the newest

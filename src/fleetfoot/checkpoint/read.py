@@ -36,18 +36,21 @@ class Loaded:
     folder: Path
 
 
-def load(path: Path | str, *, which: Which = "last", with_replay: bool = True) -> Loaded:
+def load(
+    path: Path | str, *, which: Which = "last", with_replay: bool = True, rank: int = 0
+) -> Loaded:
     """Read a checkpoint; `path` is a run folder, its checkpoints folder or one checkpoint folder.
 
-    `which` chooses in the first two cases. Whatever is missing, corrupt, foreign or written by a
-    newer version is a UserError. Safe to call while a training writes to the same folder.
+    `which` chooses in the first two cases. `rank` says whose state is meant, where several
+    processes made the run and this one is there. Whatever is missing, corrupt, foreign or written
+    by a newer version is a UserError. Safe to call while a training writes to the same folder.
     """
     folder = _find(Path(path), which)
     try:
-        return _read(folder, with_replay)
+        return _read(folder, with_replay, rank)
     except UserError as error:
         if _find(Path(path), which) != folder:  # the training moved on while we were reading
-            return load(path, which=which, with_replay=with_replay)
+            return load(path, which=which, with_replay=with_replay, rank=rank)
         raise UserError(f"{error}; {_advice(folder.parent, folder)}") from error
 
 
@@ -112,7 +115,7 @@ def _whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
     return None
 
 
-def _read(folder: Path, with_replay: bool) -> Loaded:
+def _read(folder: Path, with_replay: bool, rank: int = 0) -> Loaded:
     about = folder / "state.json"
     if not about.is_file():
         raise UserError(f"{folder} is not a whole checkpoint: state.json is missing")
@@ -141,7 +144,12 @@ def _read(folder: Path, with_replay: bool) -> Loaded:
             "trees": {"state": {"dict": _}} as trees,
         } if name == FORMAT and files.keys() == {f"{key}.safetensors" for key in trees}:
             state = _read_tree(folder / "state.safetensors", files, trees["state"])
-            if with_replay and "replay" in trees:
+            own = f"rank-{rank}"
+            if own in trees:
+                state |= _read_tree(folder / f"{own}.safetensors", files, trees[own])
+                if not with_replay:
+                    state.pop("replay", None)
+            elif with_replay and "replay" in trees:
                 replay = _read_tree(folder / "replay.safetensors", files, trees["replay"])
                 state["replay"] = replay
             return Loaded(state, recipe, step, score, folder)

@@ -13,7 +13,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,15 +46,24 @@ class Checkpoint:
         self.folder, self.replay, self.keep = Path(folder), replay, keep
         self._clean()
 
-    def save(self, state: dict[str, Any], *, recipe_json: Json, step: int) -> Path:
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        recipe_json: Json,
+        step: int,
+        parts: Iterable[dict[str, Any]] = (),
+    ) -> Path:
         """Save as the newest, and return its folder. `step` counts vec steps.
 
-        The subtree `state["replay"]` goes to a file of its own. When the disk refuses: UserError,
+        The subtree `state["replay"]` goes to a file of its own. `parts` are what the other ranks of
+        a run hold of their own, from rank 1 on, a file each. When the disk refuses: UserError,
         earlier checkpoints untouched.
         """
         kept = state if self.replay else _lean(state)
         with self._saving():
-            newest = self._write(f"{step:09d}", kept, recipe_json, {"step": step, "score": None})
+            about = {"step": step, "score": None}
+            newest = self._write(f"{step:09d}", kept, recipe_json, about, parts)
             last = read_pointer(self.folder, "last")
             older = [last["folder"], *last["older"]][: self.keep - 1] if last else []
             self._point(
@@ -62,7 +72,13 @@ class Checkpoint:
         return newest
 
     def save_best(
-        self, state: dict[str, Any], *, recipe_json: Json, step: int, score: float
+        self,
+        state: dict[str, Any],
+        *,
+        recipe_json: Json,
+        step: int,
+        score: float,
+        parts: Iterable[dict[str, Any]] = (),
     ) -> Path | None:
         """Save as the best, without the replay, where `score` beats all before it."""
         best = read_pointer(self.folder, "best")
@@ -72,7 +88,7 @@ class Checkpoint:
             return None
         about = {"step": step, "score": score}
         with self._saving():
-            folder = self._write(f"best-{step:09d}", _lean(state), recipe_json, about)
+            folder = self._write(f"best-{step:09d}", _lean(state), recipe_json, about, parts)
             self._point("best", {"folder": folder.name, "older": [], **about})
         return folder
 
@@ -89,27 +105,38 @@ class Checkpoint:
                 "the earlier checkpoint is kept"
             ) from error
 
-    def _write(self, name: str, state: dict[str, Any], recipe_json: Json, about: Json) -> Path:
-        packed = {"state": pack({k: v for k, v in state.items() if k != "replay"})}
-        if "replay" in state:
-            packed["replay"] = pack(state["replay"])
-        needed = SLACK + sum(_bytes(t) for tensors, _ in packed.values() for t in tensors.values())
+    def _write(
+        self,
+        name: str,
+        state: dict[str, Any],
+        recipe_json: Json,
+        about: Json,
+        parts: Iterable[dict[str, Any]],
+    ) -> Path:
+        own = {"state": _lean(state)} | ({"replay": state["replay"]} if "replay" in state else {})
+        needed = SLACK + sum(
+            _bytes(tensor) * (state.get("world", 1) if key == "replay" else 1)  # each rank has one
+            for key, tree in own.items()
+            for tensor in pack(tree)[0].values()
+        )
         if needed > shutil.disk_usage(self.folder).free:
             raise self._full(needed)
         hidden = self.folder / f"{STALE}{name}"
+        files: dict[str, Json] = {}
+        trees: dict[str, Json] = {}
         try:
             hidden.mkdir()
-            files = {
-                f"{key}.safetensors": write_tensors(hidden / f"{key}.safetensors", tensors)
-                for key, (tensors, _) in packed.items()
-            }
+            others = ((f"rank-{rank}", part) for rank, part in enumerate(parts, start=1))
+            for key, tree in chain(own.items(), others):
+                tensors, trees[key] = pack(tree)
+                files[f"{key}.safetensors"] = write_tensors(hidden / f"{key}.safetensors", tensors)
             body = {
                 "format": FORMAT,
                 "version": VERSION,
                 **about,
                 "files": files,
                 "recipe": recipe_json,
-                "trees": {key: tree for key, (_, tree) in packed.items()},
+                "trees": trees,
             }
             _write_bytes(hidden / "state.json", seal(body))
             _sync_folder(hidden)

@@ -31,11 +31,12 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 2 the user's to put right, 130 interrupted."""
+    if not speaks():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv))
     except UserError as error:
-        print(f"fleetfoot: {error}", file=sys.stderr)
-        code = 2
+        code = complain(error)
     except KeyboardInterrupt:
         print("fleetfoot: interrupted.", file=sys.stderr)
         code = INTERRUPTED
@@ -44,6 +45,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+def speaks() -> bool:
+    """Of several processes that torchrun started, the first speaks for all."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def complain(error: UserError) -> int:
+    line: str | None = str(error)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        from fleetfoot.ranks import line_for  # slow to import, and rarely needed
+
+        line = line_for(error)
+    if line is None:
+        return (
+            0  # a failure here would make torchrun end the process that is about to tell the user
+        )
+    print(f"fleetfoot: {line}", file=sys.stderr)
+    return 2
 
 
 def dispatch(args: list[str]) -> int:

@@ -35,6 +35,10 @@ def _newest() -> str:
 def command_line(command: str, folder: Path, *rest: str, imports: Sequence[str] = ()) -> str:
     """A command to copy, with the user's own modules where the run needs them."""
     words = [program("fleetfoot"), command, str(folder), *rest]
+    count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if command == "resume" and count != "1":  # as it was started
+        launcher = [program("torchrun"), "--standalone", "--nproc-per-node", count]
+        words = [*launcher, "-m", "fleetfoot", *words[1:]]
     for module in imports:
         words += ["--import", module]
     return shlex.join(words)

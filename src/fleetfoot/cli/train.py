@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleetfoot import api, recipes
 from fleetfoot.cli.form import parse_recipe
-from fleetfoot.cli.main import INTERRUPTED, import_own
+from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
 from fleetfoot.cli.run_folder import command_line, program
 from fleetfoot.log import curve, plot_text
 from fleetfoot.part import UserError
@@ -56,6 +56,8 @@ def own_recipe(name: str) -> Recipe:
 
 def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
     """Say what came out, where it lies and how to go on."""
+    if not speaks():
+        return 0
     folder = result.folder
     film: Path | None = None
     if video and result.finished:

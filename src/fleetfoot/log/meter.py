@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fleetfoot.part import UserError
+
+Totals: TypeAlias = dict[str, tuple[float, float]]  # name -> sum and count of its measurements
 
 EVAL_RETURN = "eval/return"  # the metric the console, the curve and the best checkpoint go by
 
@@ -69,6 +71,8 @@ class Log:
     def __init__(self, sinks: Sequence[Sink], *, every_vec_steps: int = 1) -> None:
         self.sinks = tuple(sinks)
         self.every_vec_steps = every_vec_steps
+        # Set from outside where several processes measure: from what this one read to what all of them did.
+        self.merge: Callable[[Totals], Totals] = lambda totals: totals
         self._sums: dict[tuple[torch.device, tuple[_Column, ...]], Tensor] = {}
         self._totals: defaultdict[str, float] = defaultdict(float)  # of plain numbers
         self._counts: defaultdict[str, float] = defaultdict(float)  # of plain numbers and tensors
@@ -135,8 +139,9 @@ class Log:
             for column, value in zip(columns, values, strict=True):
                 (counts if column.counts else totals)[column.name] += value
         self._sums, self._totals, self._counts = {}, defaultdict(float), defaultdict(float)
+        merged = self.merge({name: (totals[name], counts[name]) for name in sorted(totals)})
         # A count that is itself NaN must not hide its metric, so only a true zero is left out.
-        return {name: totals[name] / counts[name] for name in sorted(totals) if counts[name] != 0}
+        return {name: total / count for name, (total, count) in merged.items() if count != 0}
 
 
 def _all_finite(metrics: Mapping[str, float], counters: Counters) -> None:

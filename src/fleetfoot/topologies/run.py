@@ -21,12 +21,25 @@ from fleetfoot.data import Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
-from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log
+from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Totals
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Pace
 from fleetfoot.part import UserError, to_json
+from fleetfoot.ranks import ALONE, Ranks, here
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.replay.replay import Replay
+from fleetfoot.topologies.sharded import (
+    bind,
+    carried_over,
+    check_same,
+    generator_states,
+    joint_spec,
+    reseed,
+    restore_generators,
+    share_of,
+)
+
+AGREE_EVERY = 8  # vec steps between two questions of a rank to the others whether to stop
 
 
 class Clock:
@@ -58,8 +71,16 @@ class Clock:
 class Interrupt:
     """Turns the first Ctrl-C (or SIGTERM) into a flag, so that a run can stop between two steps and save."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.asked = False  # here
+        self.agreed = False  # by all ranks
+
+    def stops(self, vec_steps: int) -> bool:
+        """Is it time to stop? Call before every vec step. All ranks get the same answer, from time to time."""
+        if self.ranks.world == 1 or vec_steps % AGREE_EVERY == 0:
+            self.agreed = self.ranks.any(self.asked)
+        return self.agreed
 
     def __enter__(self) -> Interrupt:
         self.before: dict[int, Any] = {}
@@ -82,7 +103,9 @@ class Interrupt:
 class Run:
     """The parts of a run in one process, and what is written down about it."""
 
-    recipe: Recipe
+    recipe: Recipe  # of the whole run
+    share: Recipe  # of this process; the same where there is only one
+    ranks: Ranks
     folder: Path
     device: torch.device
     env: VecEnv
@@ -91,9 +114,9 @@ class Run:
     explorer: Explorer
     replay: Replay
     pace: Pace
-    evaluator: Evaluator
+    evaluator: Evaluator | None  # the first rank's business, as is the next
+    checkpoint: Checkpoint | None
     log: Log
-    checkpoint: Checkpoint
     episodes: EpisodeStats
     clock: Clock
     split: TimeSplit
@@ -107,45 +130,62 @@ class Run:
     @staticmethod
     def build(recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Run:
         """Build everything from the recipe; then, if there is a state, put every part into it."""
-        device, seeds = recipe.torch_device(), recipe.seeds()
-        torch.set_num_threads(recipe.threads or usable_cores())
-        env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        ranks = here()
+        with ranks.agreeing():
+            return Run._build(recipe, folder, state, ranks)
+
+    @staticmethod
+    def _build(recipe: Recipe, folder: Path, state: dict[str, Any] | None, ranks: Ranks) -> Run:
+        share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
+        device = share.torch_device()
+        if ranks.world > 1 and device.type == "cuda":  # where NCCL looks for it
+            torch.cuda.set_device(device)
+        torch.set_num_threads(share.threads or usable_cores())
+        env = recipe.env.build(share.num_envs, seeds.env, device)
         agent = recipe.agent.build(
-            env.spec,
+            joint_spec(env.spec, ranks),
             gamma=recipe.gamma,
             total_updates=recipe.total_updates(),
-            seed=seeds.agent,
+            seed=recipe.seeds().agent,
             device=device,
         )
+        bind(agent, ranks, seeds.agent)
         run = Run(
             recipe=recipe,
+            share=share,
+            ranks=ranks,
             folder=folder,
             device=device,
             env=env,
             obs=env.reset(),
             agent=agent,
-            explorer=recipe.explorer.build(env.spec, seed=seeds.explorer, device=device),
-            replay=recipe.replay.build(
+            explorer=share.explorer.build(env.spec, seed=seeds.explorer, device=device),
+            replay=share.replay.build(
                 env.spec, gamma=recipe.gamma, seed=seeds.replay, device=device
             ),
             pace=recipe.pace.build(),
-            evaluator=Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, device),
-            log=Log([]),
-            checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
-            episodes=EpisodeStats(recipe.num_envs, device),
+            evaluator=None,
+            checkpoint=None,
+            log=Log([], every_vec_steps=recipe.log.every_vec_steps),
+            episodes=EpisodeStats(share.num_envs, device),
             clock=Clock(),
             split=TimeSplit(device),
         )
         check_behaviour(agent.behaviour, run.explorer.takes_noise)
         if state is not None:
             run.load_state_dict(state)
-        run.log = recipe.log.build(
-            folder,
-            total_vec_steps=recipe.total_vec_steps,
-            recipe_json=to_json(recipe),
-            resumed=None if state is None else run.counters(),
-            best=None if run.best_return != run.best_return else run.best_return,
-        )
+        if ranks.first:
+            run.evaluator = Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, device)
+            run.checkpoint = recipe.checkpoint.build(folder / "checkpoints")
+            run.log = recipe.log.build(
+                folder,
+                total_vec_steps=recipe.total_vec_steps,
+                recipe_json=to_json(recipe),
+                resumed=None if state is None else run.counters(),
+                best=None if run.best_return != run.best_return else run.best_return,
+            )
+        if ranks.world > 1:
+            run.log.merge = lambda totals: added(ranks.gather_json(totals))
         return run
 
     def counters(self) -> Counters:
@@ -183,38 +223,61 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
         with self.clock.paused():
-            metrics = self.log.read(self.counters()) | self.split.metrics()
+            with self.ranks.agreeing():
+                metrics = self.log.read(self.counters())
+            metrics |= self.split.metrics()
             if evaluate:
-                metrics |= self.evaluator(self.agent.policy).metrics()
-            self.log.write(self.counters(), metrics)
+                metrics |= self.ranks.first_says(self._evaluate)
+            with self.ranks.agreeing():
+                self.log.write(self.counters(), metrics)
             if evaluate:
                 self.last_return = metrics[EVAL_RETURN]
                 if not self.last_return <= self.best_return:  # also when there was none before
                     self.best_return = self.last_return
-                    self.checkpoint.save_best(
-                        self.state_dict(),
-                        recipe_json=to_json(self.recipe),
-                        step=self.vec_steps,
-                        score=self.best_return,
-                    )
+                    self._assemble(self._write_best, with_replay=False)
             if save:
                 self.save()
 
+    def _evaluate(self) -> dict[str, float]:
+        assert self.evaluator is not None
+        return self.evaluator(self.agent.policy).metrics()
+
     def save(self) -> None:
-        self.checkpoint.save(
-            self.state_dict(), recipe_json=to_json(self.recipe), step=self.vec_steps
-        )
+        self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)
         self.saved_at = self.vec_steps
+
+    def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
+        check_same(self.agent, self.ranks)
+        part = None if self.ranks.first else self.own_state(with_replay=with_replay)
+        self.ranks.assemble(part, write)
+
+    def _write(self, parts: Iterator[Any]) -> None:
+        assert self.checkpoint is not None
+        recipe_json = to_json(self.recipe)
+        self.checkpoint.save(
+            self.state_dict(), recipe_json=recipe_json, step=self.vec_steps, parts=parts
+        )
+
+    def _write_best(self, parts: Iterator[Any]) -> None:
+        assert self.checkpoint is not None
+        self.checkpoint.save_best(
+            self.state_dict(),
+            recipe_json=to_json(self.recipe),
+            step=self.vec_steps,
+            score=self.best_return,
+            parts=parts,
+        )
 
     def interrupted(self) -> None:
         """Save at once, unless what would be saved is spoiled or saved already."""
         if self.saved_at != self.vec_steps:
             self.log.add(self.episodes.metrics())
-            self.log.flush(self.counters())
+            with self.ranks.agreeing():
+                self.log.flush(self.counters())
             self.save()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        whole = {
             "agent": self.agent.state_dict(),
             "explorer": self.explorer.state_dict(),
             "replay": self.replay.state_dict(),
@@ -228,10 +291,35 @@ class Run:
             "last_return": self.last_return,
             "best_return": self.best_return,
         }
+        return whole if self.ranks.world == 1 else whole | {"world": self.ranks.world}
+
+    def own_state(self, *, with_replay: bool) -> dict[str, Any]:
+        """What the state of another rank than the first holds of its own."""
+        own = {
+            "generators": generator_states(self.agent),
+            "explorer": self.explorer.state_dict(),
+            "env": self.env.state_dict(),
+            "episodes": self.episodes.state_dict(),
+        }
+        return own | {"replay": self.replay.state_dict()} if with_replay else own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly; with another number of ranks, go on with what does not depend on it: the agent, the counters,
+        and new episodes."""
         try:
-            for name in ("agent", "explorer", "pace", "episodes"):
+            for name in ("agent", "pace"):
+                getattr(self, name).load_state_dict(state[name])
+            if state.get("world", 1) != self.ranks.world:
+                for name in ("replay", "generators"):
+                    state.pop(name, None)
+                own = {"explorer": self.explorer.state_dict(), "env": None}
+                own["explorer"] = carried_over(state["explorer"], own["explorer"])
+                state = state | own | {"episodes": self.episodes.state_dict()}
+            if "generators" in state:
+                restore_generators(self.agent, state["generators"])
+            elif not self.ranks.first:
+                reseed(self.agent, self.recipe.seeds(self.ranks.rank).agent)
+            for name in ("explorer", "episodes"):
                 getattr(self, name).load_state_dict(state[name])
             if "replay" in state:
                 self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
@@ -242,7 +330,7 @@ class Run:
             else:  # the simulator began anew: what follows does not continue
                 self.replay.cut()
                 self.episodes.restart()
-                everywhere = torch.ones(self.recipe.num_envs, dtype=torch.bool, device=self.device)
+                everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
                 self.explorer.restart(everywhere)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
@@ -266,4 +354,12 @@ class Run:
     def close(self) -> None:
         with ExitStack() as stack:  # each is closed, also when another fails to
             for part in (self.env, self.evaluator, self.log):
-                stack.callback(part.close)
+                if part is not None:
+                    stack.callback(part.close)
+
+
+def added(everyone: list[Totals]) -> Totals:
+    """The sums and counts of all ranks together."""
+    names = sorted({name for totals in everyone for name in totals})
+    shares = {name: [totals[name] for totals in everyone if name in totals] for name in names}
+    return {name: (sum(t for t, _ in of), sum(n for _, n in of)) for name, of in shares.items()}

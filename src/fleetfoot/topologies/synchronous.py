@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -18,7 +18,9 @@ from fleetfoot.topologies.run import Interrupt, Run
 
 @part
 class SynchronousConfig:
-    """One process; after each vec step the updates that the pace owes."""
+    """One process, or the same on several GPUs; after each vec step the updates that the pace owes."""
+
+    across_ranks: ClassVar[bool] = True
 
     overlap: bool = False
     """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that
@@ -37,11 +39,12 @@ def synchronous(run: Run, *, overlap: bool) -> Result:
     learn = learner(
         agent,
         replay,
-        recipe.batch_size,
+        run.share.batch_size,
         precision=recipe.precision,
         mode=recipe.execution,
         device=run.device,
         split=split,
+        world=run.ranks.world,
     )
 
     def in_turn(action: Tensor) -> Step:
@@ -53,8 +56,8 @@ def synchronous(run: Run, *, overlap: bool) -> Result:
 
     background = Background(run.env, start_learning, split) if overlap else None
     steps = rollout(background or in_turn, agent.behaviour, run.explorer, run.obs, split)
-    with Interrupt() as interrupt, closing(background) if background else nullcontext():
-        while run.vec_steps < recipe.total_vec_steps and not interrupt.asked:
+    with Interrupt(run.ranks) as interrupt, closing(background) if background else nullcontext():
+        while run.vec_steps < recipe.total_vec_steps and not interrupt.stops(run.vec_steps):
             transition = next(steps)
             if overlap:
                 run.learned(learn.join())
@@ -67,6 +70,6 @@ def synchronous(run: Run, *, overlap: bool) -> Result:
             if last or not overlap:
                 run.learned(learn(run.owed))
             run.bookkeep(last=last)
-        if interrupt.asked:
+        if interrupt.agreed:
             run.interrupted()
     return run.result(finished=run.vec_steps >= recipe.total_vec_steps)

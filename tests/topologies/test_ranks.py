@@ -1,0 +1,303 @@
+"""Two processes as one: the same learning as one process on the joint batch, exact checkpoints, a common end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fleetfoot import checkpoint
+from fleetfoot.api import evaluate_run, resume, train
+from fleetfoot.explore import EpsilonLadderConfig
+from fleetfoot.log import curve
+from fleetfoot.part import UserError
+from fleetfoot.ranks import ALONE, Ranks
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.sharded import carried_over, share_of
+from topologies import ranks_worker
+from topologies.ranks_worker import TOTAL
+from topologies.test_synchronous import assert_same, small, tensors
+
+TESTS = Path(__file__).parent.parent
+SMALL = ["--device", "cpu", "--threads", "1", "--num-envs", "8", "--batch-size", "16"]
+SMALL += ["--agent.atoms", "11", "--log.no-tensorboard", "--log.every-vec-steps", "10"]
+SMALL += ["--evaluation.episodes", "2", "--evaluation.every-vec-steps", "0"]
+SMALL += ["--checkpoint.every-vec-steps", "50"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def launch(*args: str, cwd: Path) -> list[subprocess.Popen[str]]:
+    """Two processes as torchrun would start them, without its own messages and its help."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, *args],
+            cwd=cwd,
+            env=environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE="2",
+                LOCAL_WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def ends(
+    processes: list[subprocess.Popen[str]], seconds: float = 120
+) -> list[tuple[int, str, str]]:
+    try:
+        said = [process.communicate(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(p.returncode, out, err) for p, (out, err) in zip(processes, said, strict=True)]
+
+
+def fleetfoot(*args: str, cwd: Path) -> list[tuple[int, str, str]]:
+    return ends(launch("-m", "fleetfoot", *args, cwd=cwd))
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes have done what `ranks_worker` says."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for code, _, err in ends(
+        launch(str(Path(ranks_worker.__file__)), str(folder), cwd=folder), 300
+    ):
+        assert code == 0, err
+    return folder
+
+
+@pytest.mark.parametrize("name", list(ranks_worker.CONFIGS))
+def test_two_ranks_learn_what_one_process_learns_from_the_joint_batch(
+    name: str, worked: Path
+) -> None:
+    first, second = (torch.load(worked / f"agents-{rank}.pt")[name] for rank in range(2))
+    alone = ranks_worker.trained(name, ALONE)
+    one, two, expected = (without_noise(state) for state in (first, second, alone))
+    assert_same(one, two)
+    started = ranks_worker.CONFIGS[name].build(
+        ranks_worker.spec_of(name, 8),
+        gamma=0.9,
+        total_updates=50,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    begun = without_noise(started.state_dict())
+    for key, value in expected.items():
+        torch.testing.assert_close(one[key], value, rtol=1e-4, atol=2e-6)
+        assert "net" not in key or "norm" in key or not torch.equal(begun[key], value), key
+
+
+@pytest.mark.parametrize("name", list(ranks_worker.CONFIGS))
+def test_statistics_are_those_of_one_process_that_saw_all_rows(name: str, worked: Path) -> None:
+    one = tensors(torch.load(worked / "agents-0.pt")[name])
+    expected = tensors(ranks_worker.trained(name, ALONE))
+    names = [k for k in one if "norm" in k or "reward_scale" in k]
+    assert any(k.endswith("count") for k in names)
+    for key in names:
+        torch.testing.assert_close(one[key], expected[key], rtol=1e-12, atol=1e-12)
+        if key.endswith("norm.count"):
+            assert one[key] == ranks_worker.ENVS * ranks_worker.STEPS
+
+
+def without_noise(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    found = tensors(state)
+    return {k: v for k, v in found.items() if "generator" not in k and "_noise" not in k}
+
+
+@pytest.mark.parametrize("tag", ["fast_td3", "fast_sac"])
+def test_a_run_of_two_ranks_goes_on_exactly(tag: str, worked: Path) -> None:
+    """Rank 1 alone was asked to stop after step 61; both stopped after the same step, and resumed."""
+    policies = [torch.load(worked / f"{tag}-policy-{rank}.pt") for rank in range(2)]
+    assert all(torch.equal(policies[0][k], policies[1][k]) for k in policies[0])
+    for rank in range(2):
+        whole, parts = (
+            checkpoint.load(worked / f"{tag}-{kind}", rank=rank).state
+            for kind in ("whole", "parts")
+        )
+        assert whole["replay"] is not None
+        assert whole["world"] == 2
+        assert_same(tensors(whole), tensors(parts))
+    first, second = (checkpoint.load(worked / f"{tag}-whole", rank=r).state for r in range(2))
+    ring_0, ring_1 = (state["replay"]["ring"]["tensors"] for state in (first, second))
+    assert not torch.equal(ring_0["reward"], ring_1["reward"]), "each rank has its own episodes"
+    noise = [k for k in second["generators"] if k in first["agent"]]
+    assert noise
+    for key in noise:
+        assert not torch.equal(first["agent"][key]["state"], second["generators"][key]["state"])
+
+
+def test_the_log_counts_the_environments_of_all_ranks(worked: Path) -> None:
+    lines = (worked / "fast_td3-whole" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert last["env_steps"] == TOTAL * 8
+    assert [json.loads(line)["vec_steps"] for line in lines] == sorted(
+        {*range(10, TOTAL + 1, 10), 35, 70, 105}
+    )
+    assert sum("eval/return" in json.loads(line) for line in lines) == 3
+
+
+def test_a_run_of_two_ranks_goes_on_in_one_process(
+    worked: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Everything goes on that does not hang on the number of processes; no update before the replay is warm again."""
+    folder = worked / "fast_td3-parts"
+    before = checkpoint.load(folder).state
+    warmup = ranks_worker.recipe().pace.warmup_vec_steps
+    result = resume(folder, total_vec_steps=TOTAL + warmup)
+    assert capfd.readouterr().err.count("2 processes made this checkpoint and 1 goes on") == 1
+    after = checkpoint.load(folder).state
+    assert result.counters.updates == before["updates"]
+    assert "world" not in after
+    for part in ("policy/net", "critic/net", "step_critic"):
+        old, new = (
+            {k: v for k, v in tensors(s["agent"]).items() if k.startswith(f"/{part}")}
+            for s in (before, after)
+        )
+        assert old
+        assert all(torch.equal(old[k], new[k]) for k in old)
+    count = next(k for k in tensors(before) if k.endswith("norm.count"))
+    assert tensors(after)[count] == tensors(before)[count] + warmup * 8
+    more = resume(folder, total_vec_steps=TOTAL + 2 * warmup)
+    assert more.counters.updates > result.counters.updates
+    assert evaluate_run(folder, episodes=2).returns.shape == (2,)
+
+
+def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path) -> None:
+    train(small(total_vec_steps=60), tmp_path / "run")
+    (code, out, err), (other, *_) = fleetfoot(
+        "resume", "run", "--total-vec-steps", "100", "--no-video", cwd=tmp_path
+    )
+    assert (code, other) == (0, 0), err
+    assert err.count("1 process made this checkpoint and 2 go on") == 1
+    assert out.count("finished; to go on") == 1
+    loaded = checkpoint.load(tmp_path / "run", rank=1)
+    assert loaded.step == 100
+    assert loaded.state["world"] == 2
+    pace = small().pace
+    held = pace.updates_after(60) + 2 * (40 - pace.warmup_vec_steps)
+    assert loaded.state["updates"] == held
+
+
+def pendulum(folder: str, steps: int) -> list[str]:
+    own = ["--folder", folder, "--total-vec-steps", str(steps), "--no-video"]
+    return ["fast_td3/pendulum", *SMALL, *own]
+
+
+def test_a_mistake_is_said_once(tmp_path: Path) -> None:
+    (code, _, err), (other, silent, nothing) = fleetfoot(
+        "train", *pendulum("run", 50), "--no-such-option", cwd=tmp_path
+    )
+    assert (code, other) == (2, 0)
+    assert err.startswith("fleetfoot: there is no option --no-such-option")
+    assert err.count("\n") == 1
+    assert (silent, nothing) == ("", "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_all_ranks_find_wrong_leaves_nothing_behind(worked: Path) -> None:
+    """Their messages were compared in the worker."""
+    assert not (worked / "odd").exists()
+    assert not (worked / "spoiled" / "checkpoints").exists()
+
+
+def test_when_a_rank_dies_the_others_end_with_one_line(tmp_path: Path) -> None:
+    first, second = launch("-m", "fleetfoot", "train", *pendulum("run", 10**6), cwd=tmp_path)
+    wait_for(tmp_path / "run" / "checkpoints" / "last.json", first)
+    second.kill()
+    begun = time.monotonic()
+    (code, _, err), _ = ends([first, second], seconds=60)
+    assert time.monotonic() - begun < 30
+    assert code == 2
+    assert [line for line in err.splitlines() if line.startswith("fleetfoot: another process")]
+    assert "Traceback" not in err
+    assert checkpoint.load(tmp_path / "run").step > 0
+
+
+def test_ctrl_c_under_torchrun_saves_once(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words += ["-m", "fleetfoot", "train", *pendulum("run", 10**6)]
+    launcher = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(tmp_path / "run" / "checkpoints" / "last.json", launcher)
+    saved = checkpoint.load(tmp_path / "run", with_replay=False).step
+    launcher.send_signal(signal.SIGINT)
+    [(_, out, err)] = ends([launcher], seconds=60)
+    assert out.count("interrupted and saved; to go on") == 1, err
+    zero, one = (checkpoint.load(tmp_path / "run", rank=rank) for rank in range(2))
+    assert zero.step == one.step >= saved
+    assert zero.step % 8 == 0
+    assert "replay" in zero.state
+    assert "replay" in one.state
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_each_rank_gets_its_share() -> None:
+    whole = small(explorer=EpsilonLadderConfig(), replay=ReplayConfig(capacity=801, n_step=3))
+    shares = [share_of(whole, Ranks(rank, 2, rank, 2)) for rank in range(2)]
+    for rank, share in enumerate(shares):
+        assert (share.num_envs, share.batch_size) == (4, 8)
+        assert share.replay.capacity // share.num_envs == whole.replay.capacity // whole.num_envs
+        assert share.explorer == EpsilonLadderConfig(first=4 * rank, total=8)
+        assert whole.seeds(rank) != whole.seeds(1 - rank)
+    assert share_of(whole, Ranks()) is whole
+    in_gib = dataclasses.replace(whole, replay=ReplayConfig(capacity_gib=3.0))
+    assert share_of(in_gib, Ranks(0, 2, 0, 2)).replay.capacity_gib == 1.5
+    with pytest.raises(UserError, match="batch_size is 15, which 2 processes"):
+        share_of(dataclasses.replace(whole, batch_size=15), Ranks(0, 2, 0, 2))
+
+
+def test_what_an_explorer_carries_over_to_another_number_of_environments() -> None:
+    mine = {"steps": 0, "std": torch.zeros(4), "random": {"device": "cpu", "state": torch.zeros(9)}}
+    saved = {"steps": 7, "std": torch.ones(8), "random": {"device": "cpu", "state": torch.ones(9)}}
+    found = carried_over(saved, mine)
+    assert found["steps"] == 7
+    assert found["std"] is mine["std"]
+    assert found["random"] is mine["random"]
+
+
+@pytest.mark.learning
+def test_two_ranks_solve_the_pendulum(tmp_path: Path) -> None:
+    own = ["--device", "cpu", "--threads", "1", "--total-vec-steps", "1000", "--log.no-tensorboard"]
+    said = fleetfoot(
+        "train", "fast_td3/pendulum", *own, "--folder", "run", "--no-video", cwd=tmp_path
+    )
+    assert [code for code, *_ in said] == [0, 0]
+    assert curve(tmp_path / "run")[-1].value >= -200
