@@ -103,6 +103,12 @@ class EagerLearner:
         self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
         self.split = split
         self.found: Metrics = {}
+        self.calls = 0
+
+    @property
+    def settled(self) -> bool:
+        """What compiles at first use has been used."""
+        return self.calls > 0 or not isinstance(self.replay.gather, Compiled)
 
     def __call__(self, count: int) -> Metrics:
         """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
@@ -119,6 +125,7 @@ class EagerLearner:
         return self.found
 
     def _updates(self, count: int) -> Metrics:
+        self.calls += count > 0
         found = []
         for _ in range(count):
             with self.split("sample"):
@@ -154,6 +161,10 @@ class CapturedLearner(EagerLearner):
         self.recorded: dict[Any, Recorded] = {}
         self.seen: dict[Any, int] = {}
         self.gave_up = False
+
+    @property
+    def settled(self) -> bool:
+        return self.gave_up or bool(self.recorded)
 
     def start(self, count: int) -> None:
         self.stream.wait_stream(torch.cuda.current_stream())

@@ -26,6 +26,10 @@ BENCHMARKS = {
         "fleetfoot.bench.learner:bench_learner",
         "updates: eager, compiled and captured, against the rate of the card",
     ),
+    "loop": (
+        "fleetfoot.bench.loop:bench_loop",
+        "a whole training loop: vec steps per second and where their time goes",
+    ),
     "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (

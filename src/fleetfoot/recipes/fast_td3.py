@@ -139,12 +139,12 @@ def playground(name: str, task: str) -> Recipe:
     num_envs, rows = 4096, 10_240
     return Recipe(
         name=f"fast_td3/{name}",
-        env=PlaygroundConfig(task=task, tuned_reward=True),
+        env=PlaygroundConfig(task=task),
         agent=FastTD3Config(v_min=-10.0, v_max=10.0),
         explorer=NoiseLadderConfig(std_min=0.001, std_max=0.4),
         replay=ReplayConfig(capacity=num_envs * rows, storage="bf16"),
         pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=10),
-        topology=SynchronousConfig(),
+        topology=SynchronousConfig(overlap=True),
         # As many episodes as there are robots: then training and evaluation share what takes minutes to compile.
         evaluation=EvaluationConfig(every_vec_steps=4_000, episodes=num_envs),
         log=LogConfig(every_vec_steps=200),

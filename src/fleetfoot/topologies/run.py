@@ -43,7 +43,7 @@ AGREE_EVERY = 8  # vec steps between two questions of a rank to the others wheth
 
 
 class Clock:
-    """Seconds of training: everything but what happens inside `paused`."""
+    """Seconds of training: everything but what happens while it stands still."""
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
         self.read = read
@@ -59,13 +59,21 @@ class Clock:
             return self.before
         return self.before + self.read() - self.running_since
 
+    def stop(self) -> None:
+        self.before, self.running_since = self.seconds(), None
+
+    def go_on(self) -> None:
+        self.restart(self.before)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self.before, self.running_since = self.seconds(), None
+        ran = self.running_since is not None
+        self.stop()
         try:
             yield
         finally:
-            self.running_since = self.read()
+            if ran:
+                self.go_on()
 
 
 class Interrupt:
@@ -240,7 +248,17 @@ class Run:
 
     def _evaluate(self) -> dict[str, float]:
         assert self.evaluator is not None
-        return self.evaluator(self.agent.policy).metrics()
+        begun = time.perf_counter()
+        metrics = self.evaluator(self.agent.policy).metrics()
+        return metrics | {"time/evaluate_s": time.perf_counter() - begun}
+
+    def settled(self, seconds: float) -> None:
+        """Everything that compiles has compiled, which took so long and does not count as training."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.clock.go_on()
+        self.split.forget()
+        self.log.add({"time/compile_s": seconds})
 
     def save(self) -> None:
         self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +37,17 @@ class SynchronousConfig:
 
 
 def synchronous(run: Run, *, overlap: bool) -> Result:
+    total = run.recipe.total_vec_steps
+    with Interrupt(run.ranks) as interrupt, closing(vec_steps(run, overlap=overlap)) as steps:
+        while run.vec_steps < total and not interrupt.stops(run.vec_steps):
+            next(steps)
+        if interrupt.agreed:
+            run.interrupted()
+    return run.result(finished=run.vec_steps >= total)
+
+
+def vec_steps(run: Run, *, overlap: bool) -> Generator[None, None, None]:
+    """The loop, one vec step at a time."""
     recipe, agent, replay, split = run.recipe, run.agent, run.replay, run.split
     learn = learner(
         agent,
@@ -54,11 +67,14 @@ def synchronous(run: Run, *, overlap: bool) -> Result:
     def start_learning() -> None:
         learn.start(run.owed)
 
+    # The first vec steps compile the simulator and the learner, where they compile.
+    run.clock.stop()
+    settled, begun = False, time.perf_counter()
     background = Background(run.env, start_learning, split) if overlap else None
-    steps = rollout(background or in_turn, agent.behaviour, run.explorer, run.obs, split)
-    with Interrupt(run.ranks) as interrupt, closing(background) if background else nullcontext():
-        while run.vec_steps < recipe.total_vec_steps and not interrupt.stops(run.vec_steps):
-            transition = next(steps)
+    with closing(background) if background else nullcontext():
+        for transition in rollout(
+            background or in_turn, agent.behaviour, run.explorer, run.obs, split
+        ):
             if overlap:
                 run.learned(learn.join())
             with split("append"):
@@ -70,6 +86,7 @@ def synchronous(run: Run, *, overlap: bool) -> Result:
             if last or not overlap:
                 run.learned(learn(run.owed))
             run.bookkeep(last=last)
-        if interrupt.agreed:
-            run.interrupted()
-    return run.result(finished=run.vec_steps >= recipe.total_vec_steps)
+            if not settled and learn.settled:
+                run.settled(time.perf_counter() - begun)
+                settled = True
+            yield

@@ -1,0 +1,102 @@
+"""A recipe's whole loop, end to end: simulate, act, store and learn, in turn and at the same time."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleetfoot import recipes
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Recipe
+from fleetfoot.topologies.run import Run
+from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
+
+
+def bench_loop(
+    recipe: str = "fast_td3/t1-joystick-flat",
+    num_envs: tuple[int, ...] = (1024, 4096),
+    updates: tuple[float, ...] = (2.0,),
+    vec_steps: int = 200,
+    device: str = "auto",
+    execution: str = "auto",
+) -> dict[str, Any]:
+    """Vec steps per second of a recipe's training, with and without overlap.
+
+    :param recipe: Its name.
+    :param num_envs: Environments, one measurement for each; the replay keeps its rows per environment.
+    :param updates: Updates per vec step, likewise.
+    :param vec_steps: Vec steps timed, after warming up.
+    :param device: auto, cpu, cuda or cuda:K.
+    :param execution: auto, eager, compiled or captured.
+    """
+    named = recipes.get(recipe)
+    if not isinstance(named.topology, SynchronousConfig):
+        raise UserError(f"{recipe} does not run under the synchronous topology.")
+    rows = [
+        measure(smaller(named, envs, pace, device, execution), overlap, vec_steps)
+        for envs in num_envs
+        for pace in updates
+        for overlap in (False, True)
+    ]
+    return {"recipe": recipe, "loop": rows}
+
+
+def smaller(recipe: Recipe, envs: int, updates: float, device: str, execution: str) -> Recipe:
+    """The recipe with another number of environments, and a replay of few rows: their number costs no time."""
+    return replace(
+        recipe,
+        num_envs=envs,
+        pace=replace(recipe.pace, updates_per_vec_step=updates, warmup_vec_steps=10),
+        replay=replace(recipe.replay, capacity=256 * envs, capacity_gib=None),
+        evaluation=replace(recipe.evaluation, every_vec_steps=0, episodes=envs),
+        log=replace(recipe.log, every_vec_steps=10**9),
+        checkpoint=replace(recipe.checkpoint, every_vec_steps=0),
+        total_vec_steps=10**9,
+        device=device,
+        execution=execution,  # type: ignore[arg-type]
+    )
+
+
+def measure(recipe: Recipe, overlap: bool, count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.build(recipe, Path(folder), None)
+        begun = time.perf_counter()
+        try:
+            with closing(vec_steps(run, overlap=overlap)) as steps:
+                _take(steps, recipe.pace.warmup_vec_steps + 40, run.device)
+                ready = time.perf_counter() - begun
+                run.split.forget()
+                begun = time.perf_counter()
+                _take(steps, count, run.device)
+                seconds = (time.perf_counter() - begun) / count
+            split = run.split.metrics()
+        finally:
+            run.close()
+    memory = {}
+    if run.device.type == "cuda":
+        memory["peak_GiB"] = torch.cuda.max_memory_allocated(run.device) / 2**30
+    return {
+        "num_envs": recipe.num_envs,
+        "updates_per_vec_step": recipe.pace.updates_per_vec_step,
+        "overlap": overlap,
+        "vec_steps_per_second": 1 / seconds,
+        "env_steps_per_second": recipe.num_envs / seconds,
+        "iteration_ms": 1e3 * seconds,
+        **{name.removeprefix("time/"): value for name, value in split.items()},
+        "seconds_until_ready": ready,
+        **memory,
+    }
+
+
+def _take(steps: Any, count: int, device: torch.device) -> None:
+    for _ in islice(steps, count):
+        pass
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
