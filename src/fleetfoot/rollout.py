@@ -46,8 +46,15 @@ class Background:
     The two must not touch the same things: the environment is the thread's until its step is back.
     """
 
-    def __init__(self, env: VecEnv, meanwhile: Callable[[], None], split: TimeSplit):
-        self.env, self.meanwhile, self.split = env, meanwhile, split
+    def __init__(
+        self,
+        env: VecEnv,
+        meanwhile: Callable[[], None],
+        settled: Callable[[], bool],
+        split: TimeSplit,
+    ):
+        """Until `settled`, one after the other, with the same result: two that record CUDA graphs at once may fail."""
+        self.env, self.meanwhile, self.settled, self.split = env, meanwhile, settled, split
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="simulate")
         on_gpu = env.spec.device.type == "cuda"
         self.stream: torch.cuda.Stream | None = None
@@ -55,6 +62,13 @@ class Background:
             self.stream = torch.cuda.Stream(env.spec.device)  # type: ignore[no-untyped-call]
 
     def __call__(self, action: Tensor) -> Step:
+        if not self.settled():
+            with self.split("simulate"):
+                step = self.env.step(action)
+            if self.stream is not None:
+                torch.cuda.synchronize()
+            self.meanwhile()
+            return step
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())
         coming = self.thread.submit(self._step, action)
