@@ -19,6 +19,7 @@ import copy
 import dataclasses
 import importlib
 import io
+import logging
 import os
 from dataclasses import field
 from typing import Any
@@ -98,7 +99,9 @@ class MjlabEnv(LabEnv):
         if self.renderer is None:
             self.renderer = _renderer(self.envs)
         data = self.envs.sim.data
-        rows = (data.qpos, data.qvel, data.mocap_pos, data.mocap_quat)
+        rows = [data.qpos, data.qvel]
+        if self.envs.sim.mj_model.nmocap:  # robots that stand fixed are placed by these
+            rows += [data.mocap_pos, data.mocap_quat]
         return self.renderer.picture(*(row[index].cpu().numpy() for row in rows))
 
     def close(self) -> None:
@@ -150,18 +153,17 @@ def task_config(config: MjlabConfig) -> Any:
 
 def _change(cfg: Any, path: str, value: Any) -> None:
     """Set `cfg.a["b"].c` for the path "a.b.c"."""
-    *way, last = path.split(".")
+    keys = path.split(".")
     place = cfg
-    for key in [*way, last]:
-        known = list(place) if isinstance(place, dict) else [k for k in vars(place) if k[0] != "_"]
-        if key not in known:
-            raise UserError(f"env.changes: {path!r} leads nowhere, there is no {key!r}.{nearest(key, known)}")
-        if key is not last:
-            place = place[key] if isinstance(place, dict) else getattr(place, key)
-    if isinstance(place, dict):
-        place[last] = value
-    else:
-        setattr(place, last, value)
+    for depth, key in enumerate(keys, start=1):
+        inside = place if isinstance(place, dict) else getattr(place, "__dict__", {})
+        if key not in inside:
+            raise UserError(
+                f"env.changes: {path!r} leads nowhere, there is no {key!r}.{nearest(key, inside)}"
+            )
+        if depth == len(keys):
+            inside[key] = value
+        place = inside[key]
 
 
 def _limit(cfg: Any, envs: Any) -> int | None:
@@ -182,11 +184,12 @@ def _renderer(envs: Any) -> Renderer:
 
 
 def _load(module: str) -> Any:
-    # Warp would print a line for each of some hundred kernels; set it to 0 to see them compile.
-    os.environ.setdefault("MJLAB_WARP_QUIET", "1")
+    quiet = os.environ.setdefault("MJLAB_WARP_QUIET", "1") != "0"
     gl = os.environ.get("MUJOCO_GL")
     try:
         importlib.import_module("mjlab.tasks")
+        if quiet:  # Warp has a line for each of some hundred kernels; this is how its newer versions are told
+            importlib.import_module("warp").config.log_level = logging.WARNING
         return importlib.import_module(module)
     except ImportError as error:
         if error.name is not None and not error.name.startswith("mjlab"):
