@@ -35,7 +35,10 @@ def test_every_recipe_builds_and_survives_json(name: str) -> None:
     assert recipe.name == name
     assert recipes.describe(name)
     assert from_json(to_json(recipe)) == recipe
-    env = recipe.env.build(2, 0, CPU)
+    try:
+        env = recipe.env.build(2, 0, CPU)
+    except UserError as missing:  # an extra that is not installed here
+        pytest.skip(str(missing))
     spec = env.spec
     seeds = recipe.seeds()
     agent = recipe.agent.build(

@@ -57,6 +57,8 @@ OWN_PARTS = (
     "fleetfoot.envs.gym",
     "fleetfoot.envs.tensor",
     "fleetfoot.envs.atari",  # without ale-py too: only building needs it
+    "fleetfoot.envs.mjlab",  # without mjlab too
+    "fleetfoot.envs.isaac_lab",
 )
 
 

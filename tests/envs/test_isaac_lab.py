@@ -32,7 +32,7 @@ class Drift:
         torch.manual_seed(cfg.seed)
         np.random.seed(cfg.seed)
         box = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-        groups = {name: box for name in cfg.groups}
+        groups = dict.fromkeys(cfg.groups, box)
         self.single_observation_space = gymnasium.spaces.Dict(groups)
         self.single_action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
         self.max_episode_length = LENGTH
@@ -127,7 +127,9 @@ def script(length: int, num_envs: int) -> Tensor:
     return torch.rand(length, num_envs, 2, generator=generator) * 2 - 1
 
 
-@pytest.mark.parametrize("groups", [("policy",), ("policy", "critic"), ("actor", "critic")], ids=str)
+@pytest.mark.parametrize(
+    "groups", [("policy",), ("policy", "critic"), ("actor", "critic")], ids=str
+)
 def test_contract(lab: SimpleNamespace, groups: tuple[str, ...]) -> None:
     lab.groups = groups
     report = check_env(lambda n, seed: fresh(n, seed, action_scale=2.0), independent_seeds=False)

@@ -218,7 +218,10 @@ def test_mistakes_get_one_line() -> None:
     assert {CARTPOLE, GO1, G1} <= set(names())
     wrong = [
         ({"task": "Mjlab-Velocity-Flat-Unitree-Go2"}, "Did you mean .*Go1"),
-        ({"changes": {"rewards.uprigth.weight": 1.0}}, "there is no 'uprigth'. Did you mean upright"),
+        (
+            {"changes": {"rewards.uprigth.weight": 1.0}},
+            "there is no 'uprigth'. Did you mean upright",
+        ),
         ({"changes": {"episode_length_s.x": 1.0}}, "there is no 'x'"),
         ({"task": "Mjlab-Lift-Cube-Yam-Rgb"}, "camera"),
     ]

@@ -27,7 +27,7 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import atari, gym, mujoco, tensor
+    from fleetfoot.envs import atari, gym, mjlab, mujoco, tensor
 
     console = Console()
     if options.what != "environments":
@@ -53,5 +53,12 @@ def run(args: list[str], imports: list[str]) -> int:
         except UserError as missing:
             games = escape(str(missing))
         table.add_row("AtariConfig", "--env.game", games)
+        try:
+            tasks = ", ".join(mjlab.names())
+        except UserError as missing:
+            tasks = escape(str(missing))
+        table.add_row("MjlabConfig", "--env.task", tasks)
+        # Its ids are known only to a running Isaac Sim.
+        table.add_row("IsaacLabConfig", "--env.id", "Isaac-..., where Isaac Lab is installed")
         console.print(table)
     return 0

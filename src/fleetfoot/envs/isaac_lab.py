@@ -41,8 +41,8 @@ class OwnRandom:
     def __init__(self, seed: int, device: torch.device) -> None:
         self.generators = [torch.default_generator]
         if device.type == "cuda":
-            torch.cuda.init()
-            index = torch.cuda.current_device() if device.index is None else device.index
+            current = torch.cuda.current_device()  # also makes the generators
+            index = current if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
         outside = [generator.get_state() for generator in self.generators]
         for generator in self.generators:
@@ -151,10 +151,14 @@ class LabEnv:
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(f"{self.spec.name} cannot be restored: its simulator does not tell all of its state.")
+        raise UserError(
+            f"{self.spec.name} cannot be restored: its simulator does not tell all of its state."
+        )
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        raise UserError(f"{self.spec.name} cannot be drawn here; use Isaac Lab's own `play.py --video`.")
+        raise UserError(
+            f"{self.spec.name} cannot be drawn here; use Isaac Lab's own `play.py --video`."
+        )
 
     def close(self) -> None:
         if not self.closed:
@@ -192,7 +196,9 @@ class IsaacLabConfig:
     """A task of Isaac Lab by its Gymnasium id. Not tried with Isaac Sim itself, which is not on any package index."""
 
     id: str = "Isaac-Velocity-Flat-G1-v0"
-    action_scale: float = 1.0  # what an action of 1 becomes; these tasks know no bounds of their own
+    action_scale: float = (
+        1.0  # what an action of 1 becomes; these tasks know no bounds of their own
+    )
     spread_ends: bool = True  # the first episodes end anywhere in their time, not all at once
 
     def __post_init__(self) -> None:
@@ -246,7 +252,9 @@ class Simulation:
             parse = importlib.import_module("isaaclab_tasks.utils.parse_cfg").parse_env_cfg
         except ImportError:
             raise UserError(MISSING) from None
-        known = [key for key, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs]
+        known = [
+            key for key, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs
+        ]
         if name not in known:
             raise UserError(f"Isaac Lab knows no task {name!r}.{nearest(name, known)}")
         cfg = parse(name, device=str(device), num_envs=num_envs)

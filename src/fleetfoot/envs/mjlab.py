@@ -2,12 +2,12 @@
 
 Simulation is on the device the environments are built for, and torch sees its memory directly. By default mjlab
 restarts ended environments inside `step` and shows their first observation in place of the last one. Here it does not
-(`auto_reset=False`): `step` shows what really followed the action, and then `reset(env_ids=...)` restarts what ended. What
-mjlab (1.6) does there:
+(`auto_reset=False`): `step` shows what really followed the action, and then `reset(env_ids=...)` restarts what ended.
+What mjlab (1.6) does there:
 
-- It computes the observations of *all* environments once more, with new sensor noise. Only the restarted rows are taken.
-- Physics, commands, timers, delays and observation histories of the others stay as they are; `forward` is computed again
-  for all, which is the price (see docs/environments/mjlab.md).
+- It computes the observations of *all* environments once more, with new sensor noise. Only restarted rows are taken.
+- Physics, commands, timers, delays and observation histories of the others stay as they are. `forward` is computed
+  again for all of them, which is the price (docs/environments/mjlab.md has figures).
 - Which environments ended must be known on the host, since mjlab wants their numbers. It asks for such numbers itself
   several times in each step (commands that are due, pushes that are due), so a step waits for the device in any case.
 """
@@ -74,7 +74,11 @@ class MjlabEnv(LabEnv):
         cfg.scene.num_envs = num_envs
         cfg.seed = seed % 2**31  # warp takes 31 bits
         cfg.auto_reset = not config.exact_final_obs
-        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+        index = (
+            torch.cuda.current_device()
+            if device.type == "cuda" and device.index is None
+            else device.index
+        )
         stream = OwnBuild(seed, device)
         # mjlab prints its whole configuration while it builds.
         with stream, contextlib.redirect_stdout(io.StringIO()):
@@ -91,7 +95,9 @@ class MjlabEnv(LabEnv):
             episode_length=_limit(cfg, envs),
             exact_final_obs=config.exact_final_obs,
         )
-        commands = [envs.command_manager.get_term(name) for name in envs.command_manager.active_terms]
+        commands = [
+            envs.command_manager.get_term(name) for name in envs.command_manager.active_terms
+        ]
         self.succeed = [term for term in commands if "episode_success" in term.metrics]
         self.renderer: Renderer | None = None
 
@@ -118,7 +124,9 @@ class MjlabEnv(LabEnv):
     def _info(self) -> dict[str, Tensor]:
         info = super()._info()
         if self.succeed:
-            info["success"] = torch.stack([term.metrics["episode_success"] for term in self.succeed]).amax(0)
+            info["success"] = torch.stack(
+                [term.metrics["episode_success"] for term in self.succeed]
+            ).amax(0)
         return info
 
     def _restart(self, next_obs: Obs, ended: Tensor) -> Obs:
@@ -177,8 +185,14 @@ def _limit(cfg: Any, envs: Any) -> int | None:
 
 def _renderer(envs: Any) -> Renderer:
     viewer = envs.cfg.viewer
-    body = f"{viewer.entity_name}/{viewer.body_name}" if viewer.entity_name and viewer.body_name else ""
-    view = View(body=body, distance=viewer.distance, azimuth=viewer.azimuth, elevation=viewer.elevation)
+    body = (
+        f"{viewer.entity_name}/{viewer.body_name}"
+        if viewer.entity_name and viewer.body_name
+        else ""
+    )
+    view = View(
+        body=body, distance=viewer.distance, azimuth=viewer.azimuth, elevation=viewer.elevation
+    )
     # A copy: pictures need settings of their own in the model.
     return Renderer(copy.copy(envs.sim.mj_model), 2 * viewer.width, 2 * viewer.height, view)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.mjlab import MjlabConfig
 from fleetfoot.envs.mujoco import MuJoCoConfig
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
@@ -129,6 +130,26 @@ def point_mass() -> Recipe:
     )
 
 
+def mjlab_velocity(robot: str, total_vec_steps: int) -> Recipe:
+    """Velocity tracking on flat ground on one GPU, as FastTD3 trains Isaac Lab's G1: long returns, 251 atoms."""
+    num_envs = 4_096
+    return Recipe(
+        name=f"fast_td3/mjlab-{robot.lower()}-velocity-flat",
+        env=MjlabConfig(task=f"Mjlab-Velocity-Flat-Unitree-{robot}", spread_ends=True),
+        agent=FastTD3Config(v_min=-10.0, v_max=10.0, atoms=251),
+        explorer=NoiseLadderConfig(std_min=0.001, std_max=0.4),
+        replay=ReplayConfig(capacity=10_240 * num_envs, n_step=8, storage="bf16"),
+        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=10),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=5_000, episodes=64),
+        checkpoint=CheckpointConfig(every_vec_steps=5_000, replay=False),  # it is many GiB
+        num_envs=num_envs,
+        batch_size=32_768,
+        total_vec_steps=total_vec_steps,
+        precision="bf16",
+    )
+
+
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/halfcheetah": (
         "HalfCheetah-v5 on CPU cores: the default",
@@ -141,6 +162,14 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/pendulum": ("pendulum swing-up written in torch", pendulum),
     "fast_td3/pendulum-simba": ("the pendulum with SimbaV2 networks", pendulum_simba),
     "fast_td3/pendulum-prioritised": ("the pendulum with prioritised replay", pendulum_prioritised),
+    "fast_td3/mjlab-g1-velocity-flat": (
+        "Unitree G1 follows velocity commands, mjlab on one GPU",
+        lambda: mjlab_velocity("G1", 50_000),
+    ),
+    "fast_td3/mjlab-go1-velocity-flat": (
+        "Unitree Go1 follows velocity commands, mjlab on one GPU",
+        lambda: mjlab_velocity("Go1", 50_000),
+    ),
     "fast_td3/point-mass": (
         "four tasks at once, critics that see more than the policy",
         point_mass,
