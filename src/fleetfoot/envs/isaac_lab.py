@@ -13,9 +13,11 @@ been cut, with its last observation lost.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -63,17 +65,16 @@ class OwnRandom:
         return before
 
 
-class OwnBuild(OwnRandom):
-    """While a simulator is built it may also seed Python's and numpy's global generators."""
-
-    def __enter__(self) -> None:
-        self.python, self.numpy = random.getstate(), np.random.get_state()
-        super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+@contextlib.contextmanager
+def building(stream: OwnRandom) -> Iterator[None]:
+    """For the time a simulator is built: it then seeds Python's and numpy's global generators too."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with stream:
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 class LabEnv:
@@ -235,8 +236,8 @@ class Simulation:
 
     def __init__(self, name: str, num_envs: int, seed: int, device: torch.device) -> None:
         self.id = name
-        self.stream = OwnBuild(seed, device)
-        with self.stream:
+        self.stream = OwnRandom(seed, device)
+        with building(self.stream):
             self.envs = self._make(name, num_envs, seed % 2**31, device)
         self.user: IsaacLabEnv | None = None
         self.users = 0

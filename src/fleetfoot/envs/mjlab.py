@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.data import Obs
-from fleetfoot.envs.isaac_lab import LabEnv, OwnBuild, check_scale
+from fleetfoot.envs.isaac_lab import LabEnv, OwnRandom, building, check_scale
 from fleetfoot.envs.render import Renderer, View
 from fleetfoot.part import UserError, nearest, part
 
@@ -74,17 +74,19 @@ class MjlabEnv(LabEnv):
         cfg.scene.num_envs = num_envs
         cfg.seed = seed % 2**31  # warp takes 31 bits
         cfg.auto_reset = not config.exact_final_obs
-        index = (
-            torch.cuda.current_device()
-            if device.type == "cuda" and device.index is None
-            else device.index
-        )
-        stream = OwnBuild(seed, device)
-        # mjlab prints its whole configuration while it builds.
-        with stream, contextlib.redirect_stdout(io.StringIO()):
-            envs = _load("mjlab.envs").ManagerBasedRlEnv(
-                cfg, device=device.type if index is None else f"{device.type}:{index}"
-            )
+        place = device
+        if device.type == "cuda" and device.index is None:  # torch and Warp may mean different ones
+            place = torch.device("cuda", torch.cuda.current_device())
+        stream = OwnRandom(seed, place)
+        try:
+            # mjlab prints its whole configuration while it builds.
+            with building(stream), contextlib.redirect_stdout(io.StringIO()):
+                envs = _load("mjlab.envs").ManagerBasedRlEnv(cfg, device=str(place))
+        except FileNotFoundError as error:  # a motion to be imitated is a file that mjlab does not bring
+            raise UserError(
+                f"{config.task} needs a file, and {error.filename!r} does not exist; name yours in env.changes, "
+                "for a motion under 'commands.motion.motion_file'."
+            ) from None
         super().__init__(
             envs,
             f"mjlab/{config.task}",
