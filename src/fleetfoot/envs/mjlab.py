@@ -82,7 +82,9 @@ class MjlabEnv(LabEnv):
             # mjlab prints its whole configuration while it builds.
             with building(stream), contextlib.redirect_stdout(io.StringIO()):
                 envs = _load("mjlab.envs").ManagerBasedRlEnv(cfg, device=str(place))
-        except FileNotFoundError as error:  # a motion to be imitated is a file that mjlab does not bring
+        except (
+            FileNotFoundError
+        ) as error:  # a motion to be imitated is a file that mjlab does not bring
             raise UserError(
                 f"{config.task} needs a file, and {error.filename!r} does not exist; name yours in env.changes, "
                 "for a motion under 'commands.motion.motion_file'."
