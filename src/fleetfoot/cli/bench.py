@@ -31,6 +31,10 @@ BENCHMARKS = {
         "a whole training loop: vec steps per second and where their time goes",
     ),
     "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
+    "mjlab": (
+        "fleetfoot.bench.mjlab:bench_mjlab",
+        "mjlab: our adapter and mjlab's own environment",
+    ),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
         "fleetfoot.bench.peers:bench_peers",

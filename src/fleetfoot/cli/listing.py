@@ -27,7 +27,7 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import atari, gym, mujoco, playground, tensor
+    from fleetfoot.envs import atari, gym, mjlab, mujoco, playground, tensor
 
     console = Console()
     if options.what == "playground":
@@ -60,5 +60,12 @@ def run(args: list[str], imports: list[str]) -> int:
         table.add_row(
             "PlaygroundConfig", "--env.task", f"{some}, ... (fleetfoot list playground names all)"
         )
+        try:
+            tasks = ", ".join(mjlab.names())
+        except UserError as missing:
+            tasks = escape(str(missing))
+        table.add_row("MjlabConfig", "--env.task", tasks)
+        # Its ids are known only to a running Isaac Sim.
+        table.add_row("IsaacLabConfig", "--env.id", "Isaac-..., where Isaac Lab is installed")
         console.print(table)
     return 0

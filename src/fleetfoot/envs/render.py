@@ -120,9 +120,17 @@ class Renderer:
         # The backend shuts down at exit and its contexts then complain; this runs before it does.
         atexit.register(_close_if_alive, weakref.ref(self))
 
-    def picture(self, qpos: NDArray[np.float64], qvel: NDArray[np.float64]) -> NDArray[np.uint8]:
+    def picture(
+        self,
+        qpos: NDArray[Any],
+        qvel: NDArray[Any],
+        mocap_pos: NDArray[Any] | None = None,
+        mocap_quat: NDArray[Any] | None = None,
+    ) -> NDArray[np.uint8]:
         """[height, width, 3]."""
         self._data.qpos[:], self._data.qvel[:] = qpos, qvel
+        if mocap_pos is not None:
+            self._data.mocap_pos[:], self._data.mocap_quat[:] = mocap_pos, mocap_quat
         mujoco.mj_forward(self._model, self._data)
         self._gl.make_current()
         everything = mujoco.mjtCatBit.mjCAT_ALL.value

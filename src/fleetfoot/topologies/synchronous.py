@@ -70,7 +70,9 @@ def vec_steps(run: Run, *, overlap: bool) -> Generator[None, None, None]:
     # The first vec steps compile the simulator and the learner, where they compile.
     run.clock.stop()
     settled, begun = False, time.perf_counter()
-    background = Background(run.env, start_learning, lambda: learn.settled, split) if overlap else None
+    background = (
+        Background(run.env, start_learning, lambda: learn.settled, split) if overlap else None
+    )
     with closing(background) if background else nullcontext():
         for transition in rollout(
             background or in_turn, agent.behaviour, run.explorer, run.obs, split
