@@ -58,8 +58,10 @@ class Seeds(NamedTuple):
     replay: int
 
     @staticmethod
-    def of(seed: int) -> Seeds:
-        words = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
+    def of(seed: int, *worker: int) -> Seeds:
+        """`worker`: numbers that name one of several workers, which need seeds of their own."""
+        source = np.random.SeedSequence(seed, spawn_key=worker)
+        words = source.generate_state(len(Seeds._fields), np.uint32)
         return Seeds(*(int(word) for word in words))
 
 
