@@ -76,29 +76,144 @@ class Interrupt:
             signal.signal(number, handler)
 
 
-@dataclass
-class Run:
-    """The parts of a run in one process, and what is written down about it."""
+@dataclass(kw_only=True)
+class Learning:
+    """The half of a run that learns, and what is written down about it; who collects is left open."""
 
     recipe: Recipe
     folder: Path
     device: torch.device
-    env: VecEnv
-    obs: Obs  # what to act on first
     agent: Agent
-    explorer: Explorer
     replay: Replay
     pace: Pace
-    evaluator: Evaluator
     log: Log
     checkpoint: Checkpoint
-    episodes: EpisodeStats
     clock: Clock
     vec_steps: int = 0
     updates: int = 0
     last_return: float = float("nan")
     best_return: float = float("nan")
     saved_at: int = -1
+
+    def counters(self) -> Counters:
+        return Counters(
+            vec_steps=self.vec_steps,
+            env_steps=self.vec_steps * self.recipe.num_envs,
+            updates=self.updates,
+            train_seconds=self.clock.seconds(),
+        )
+
+    def tally(self) -> None:
+        """Hand the log what has been counted since it was last read."""
+        raise NotImplementedError
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of an evaluation of the policy as it is now; none where they come later (see `evaluated`)."""
+        raise NotImplementedError
+
+    def evaluated(self, counters: Counters, metrics: dict[str, float], state: Any) -> None:
+        """Take note of the policy's return at `counters`; `state` is that of the run then."""
+        self.last_return = metrics[EVAL_RETURN]
+        if not self.last_return <= self.best_return:  # also when there was none before
+            self.best_return = self.last_return
+            self.checkpoint.save_best(
+                state,
+                recipe_json=to_json(self.recipe),
+                step=counters.vec_steps,
+                score=self.best_return,
+            )
+
+    def bookkeep(self, *, last: bool) -> None:
+        """Log, evaluate and save when each is due, and all three at the `last` step.
+
+        The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
+        """
+        every = self.recipe.evaluation.every_vec_steps
+        evaluate = last or (every > 0 and self.vec_steps % every == 0)
+        save = last or self.recipe.checkpoint.due(self.vec_steps)
+        if not (evaluate or save or self.log.due(self.vec_steps)):
+            return
+        self.tally()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
+        with self.clock.paused():
+            metrics = self.log.read(self.counters())
+            if evaluate:
+                metrics |= self.evaluate()
+            self.log.write(self.counters(), metrics)
+            if EVAL_RETURN in metrics:
+                self.evaluated(self.counters(), metrics, self.state_dict())
+            if save:
+                self.save()
+
+    def save(self) -> None:
+        self.checkpoint.save(
+            self.state_dict(), recipe_json=to_json(self.recipe), step=self.vec_steps
+        )
+        self.saved_at = self.vec_steps
+
+    def interrupted(self) -> None:
+        """Save at once, unless what would be saved is spoiled or saved already."""
+        if self.saved_at != self.vec_steps:
+            self.tally()
+            self.log.flush(self.counters())
+            self.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            "replay": self.replay.state_dict(),
+            "pace": self.pace.state_dict(),
+            "vec_steps": self.vec_steps,
+            "updates": self.updates,
+            "train_seconds": self.clock.seconds(),
+            "last_return": self.last_return,
+            "best_return": self.best_return,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """UserError where the state does not fit."""
+        try:
+            self._load(state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
+        self.vec_steps, self.updates = state["vec_steps"], state["updates"]
+        self.last_return, self.best_return = state["last_return"], state["best_return"]
+        self.clock.restart(state["train_seconds"])
+        self.saved_at = self.vec_steps
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name in ("agent", "pace"):
+            getattr(self, name).load_state_dict(state[name])
+        if "replay" in state:
+            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
+        else:
+            self.pace.hold(self.recipe.pace.warmup_vec_steps)
+
+    def result(self, finished: bool) -> Result:
+        return Result(
+            folder=self.folder,
+            policy=self.agent.policy,
+            counters=self.counters(),
+            last_return=self.last_return,
+            best_return=self.best_return,
+            finished=finished,
+        )
+
+    def close(self) -> None:
+        self.log.close()
+
+
+@dataclass(kw_only=True)
+class Run(Learning):
+    """A whole run in one process."""
+
+    env: VecEnv
+    obs: Obs  # what to act on first
+    explorer: Explorer
+    evaluator: Evaluator
+    episodes: EpisodeStats
 
     @staticmethod
     def build(recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Run:
@@ -143,14 +258,6 @@ class Run:
         )
         return run
 
-    def counters(self) -> Counters:
-        return Counters(
-            vec_steps=self.vec_steps,
-            env_steps=self.vec_steps * self.recipe.num_envs,
-            updates=self.updates,
-            train_seconds=self.clock.seconds(),
-        )
-
     def collected(self, fresh: Transition) -> None:
         """Note one vec step for the log."""
         self.vec_steps += 1
@@ -158,97 +265,30 @@ class Run:
         seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
         self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
 
-    def bookkeep(self, *, last: bool) -> None:
-        """Log, evaluate and save when each is due, and all three at the `last` step.
-
-        The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
-        """
-        every = self.recipe.evaluation.every_vec_steps
-        evaluate = last or (every > 0 and self.vec_steps % every == 0)
-        save = last or self.recipe.checkpoint.due(self.vec_steps)
-        if not (evaluate or save or self.log.due(self.vec_steps)):
-            return
+    def tally(self) -> None:
         self.log.add(self.episodes.metrics())
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
-        with self.clock.paused():
-            metrics = self.log.read(self.counters())
-            if evaluate:
-                metrics |= self.evaluator(self.agent.policy).metrics()
-            self.log.write(self.counters(), metrics)
-            if evaluate:
-                self.last_return = metrics[EVAL_RETURN]
-                if not self.last_return <= self.best_return:  # also when there was none before
-                    self.best_return = self.last_return
-                    self.checkpoint.save_best(
-                        self.state_dict(),
-                        recipe_json=to_json(self.recipe),
-                        step=self.vec_steps,
-                        score=self.best_return,
-                    )
-            if save:
-                self.save()
 
-    def save(self) -> None:
-        self.checkpoint.save(
-            self.state_dict(), recipe_json=to_json(self.recipe), step=self.vec_steps
-        )
-        self.saved_at = self.vec_steps
-
-    def interrupted(self) -> None:
-        """Save at once, unless what would be saved is spoiled or saved already."""
-        if self.saved_at != self.vec_steps:
-            self.log.add(self.episodes.metrics())
-            self.log.flush(self.counters())
-            self.save()
+    def evaluate(self) -> dict[str, float]:
+        return self.evaluator(self.agent.policy).metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "agent": self.agent.state_dict(),
+        return super().state_dict() | {
             "explorer": self.explorer.state_dict(),
-            "replay": self.replay.state_dict(),
-            "pace": self.pace.state_dict(),
             "env": self.env.state_dict(),
             "episodes": self.episodes.state_dict(),
-            "vec_steps": self.vec_steps,
-            "updates": self.updates,
-            "train_seconds": self.clock.seconds(),
-            "last_return": self.last_return,
-            "best_return": self.best_return,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        try:
-            for name in ("agent", "explorer", "pace", "episodes"):
-                getattr(self, name).load_state_dict(state[name])
-            if "replay" in state:
-                self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
-            else:
-                self.pace.hold(self.recipe.pace.warmup_vec_steps)
-            if state["env"] is not None:
-                self.obs = self.env.load_state_dict(state["env"])
-            else:  # the simulator began anew: what follows does not continue
-                self.replay.cut()
-                self.episodes.restart()
-                everywhere = torch.ones(self.recipe.num_envs, dtype=torch.bool, device=self.device)
-                self.explorer.restart(everywhere)
-        except (KeyError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
-        self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.last_return, self.best_return = state["last_return"], state["best_return"]
-        self.clock.restart(state["train_seconds"])
-        self.saved_at = self.vec_steps
-
-    def result(self, finished: bool) -> Result:
-        return Result(
-            folder=self.folder,
-            policy=self.agent.policy,
-            counters=self.counters(),
-            last_return=self.last_return,
-            best_return=self.best_return,
-            finished=finished,
-        )
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        for name in ("explorer", "episodes"):
+            getattr(self, name).load_state_dict(state[name])
+        if state["env"] is not None:
+            self.obs = self.env.load_state_dict(state["env"])
+        else:  # the simulator began anew: what follows does not continue
+            self.replay.cut()
+            self.episodes.restart()
+            everywhere = torch.ones(self.recipe.num_envs, dtype=torch.bool, device=self.device)
+            self.explorer.restart(everywhere)
 
     def close(self) -> None:
         with ExitStack() as stack:  # each is closed, also when another fails to
