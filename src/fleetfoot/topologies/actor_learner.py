@@ -15,7 +15,7 @@ with seeds of its own. A learner that is lost begins again from its last checkpo
 
 Deviations from the paper:
 
-    [1] The learner asks for blocks instead of being sent them (see `fleet.py`); the bound on open requests replaces the
+    [1] The learner asks for blocks instead of being sent them (see `actor_fleet.py`); the bound on open requests replaces the
         bound on the replay's queue.
     [2] Rows arrive n steps late, when their priority is known; a window at the end of what has arrived is shorter
         until its rest is there.
@@ -57,7 +57,7 @@ from fleetfoot.topologies.cluster import (
     to_tensors,
     unpack_recipe,
 )
-from fleetfoot.topologies.fleet import Fleet
+from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.run import Clock, Interrupt, Learning
 
 CPU = torch.device("cpu")
