@@ -15,8 +15,8 @@ with seeds of its own. A learner that is lost begins again from its last checkpo
 
 Deviations from the paper:
 
-    [1] The learner asks for blocks instead of being sent them (see `actor_fleet.py`); the bound on open requests replaces the
-        bound on the replay's queue.
+    [1] The learner asks for blocks instead of being sent them (see `actor_fleet.py`); the bound on open requests
+        replaces the bound on the replay's queue.
     [2] Rows arrive n steps late, when their priority is known; a window at the end of what has arrived is shorter
         until its rest is there.
     [3] The replay is trimmed per environment, each to its share of the capacity.
@@ -40,6 +40,7 @@ from fleetfoot.log import Console, Counters, EpisodeStats, Log
 from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.speed import learner
+from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.block import unpack_lines
 from fleetfoot.topologies.cluster import (
     PackedRecipe,
@@ -57,7 +58,6 @@ from fleetfoot.topologies.cluster import (
     to_tensors,
     unpack_recipe,
 )
-from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.run import Clock, Interrupt, Learning
 
 CPU = torch.device("cpu")

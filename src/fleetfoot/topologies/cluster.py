@@ -135,6 +135,7 @@ class PackedRecipe(NamedTuple):
 
     text: str  # JSON
     modules: tuple[str, ...]  # that define its parts, the user's own among them
+    path: tuple[str, ...]  # where this process finds modules
 
 
 def pack_recipe(recipe: Recipe) -> PackedRecipe:
@@ -144,10 +145,13 @@ def pack_recipe(recipe: Recipe) -> PackedRecipe:
             "a part of this recipe is defined in the program itself, where other processes do not find it: "
             "move it to a module of its own and import it."
         )
-    return PackedRecipe(json.dumps(to_json(recipe)), tuple(modules))
+    path = tuple(os.path.abspath(place) for place in sys.path if os.path.isdir(place or "."))
+    return PackedRecipe(json.dumps(to_json(recipe)), tuple(modules), path)
 
 
 def unpack_recipe(packed: PackedRecipe) -> Recipe:
+    known = set(sys.path)
+    sys.path += [place for place in packed.path if place not in known and os.path.isdir(place)]
     for module in packed.modules:
         importlib.import_module(module)
     recipe = from_json(json.loads(packed.text))
