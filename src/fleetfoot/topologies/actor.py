@@ -37,9 +37,10 @@ class Actor:
         self.packed, self.number, self.actors = packed, number, actors
         self.incarnation, self.sequence, self.version = incarnation, 0, -1
 
-    def start(self, threads: int, priorities: bool) -> EnvSpec:
+    def start(self, threads: int, priorities: bool, bf16: bool = False) -> EnvSpec:
         """Build everything; tells what the environments are."""
         torch.set_num_threads(threads)
+        self.bf16 = bf16
         recipe = unpack_recipe(self.packed)
         # The first actor, as long as it lives, draws what `synchronous` would.
         original = self.number == 0 and self.incarnation == 0
@@ -78,7 +79,7 @@ class Actor:
             self.version = version
         steps: list[Transition] = []
         errors: list[Tensor] = []
-        with self._reported():
+        with self._reported(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
             while len(steps) < lines:
                 step = next(self.steps)
                 if self.buffer is None:

@@ -38,12 +38,14 @@ class Fleet:
         lines: int,
         ahead: int,
         priorities: bool,
+        bf16: bool,
         incarnations: list[int],
         restarts: Restarts,
     ):
         """`lines`: vec steps of a block; `ahead`: requests open with each actor."""
         self.ray, self.cfg, self.packed = ray, cfg, packed
         self.actors, self.lines, self.ahead, self.priorities = actors, lines, ahead, priorities
+        self.bf16 = bf16
         self.incarnations, self.restarts = incarnations, restarts
         self.handles: list[Any] = [None] * actors
         self.starting: list[Any] = [None] * actors
@@ -121,7 +123,7 @@ class Fleet:
         handle = make.remote(self.packed, actor, self.actors, self.incarnations[actor])
         self.handles[actor] = handle
         threads = max(1, int(self.cfg.worker_cpus))
-        self.starting[actor] = handle.start.remote(threads, self.priorities)
+        self.starting[actor] = handle.start.remote(threads, self.priorities, self.bf16)
         self.taken[actor] = 0
 
     def _started(self, actor: int) -> EnvSpec | None:

@@ -28,7 +28,7 @@ from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,6 +78,8 @@ class ActorLearnerConfig:
     """Vec steps between two versions of the weights; Atari's four frames a step make 100 the paper's 400."""
     initial_priorities: bool = True
     """Actors state the first priorities; False: new rows get the largest so far."""
+    acting: Literal["float32", "bf16"] = "float32"
+    """bf16: actors run their networks under autocast, faster on cores that have it. Convolutions gain."""
     free: bool = False
     """The learner does not wait for the actors, nor they for it; False: updates as the pace owes them."""
     lockstep: bool = False
@@ -342,6 +344,7 @@ class FleetRun(Learning):
             lines=1 if cfg.lockstep else cfg.block_vec_steps,
             ahead=1 if cfg.lockstep else cfg.blocks_ahead,
             priorities=cfg.initial_priorities and not cfg.lockstep,
+            bf16=cfg.acting == "bf16",
             incarnations=[count + 1 for count in before],
             restarts=Restarts(cfg.ray.max_restarts, news.items.append),
         )
