@@ -27,6 +27,7 @@ from fleetfoot.speed import learner
 from fleetfoot.topologies.server_shard import NOTHING, Rule, Server, Stamp
 
 T = TypeVar("T")
+HABITS = ("explorer", "pace", "outliers")  # what a successor of a lost bundle goes on with
 
 
 class ServerLost(Exception):  # noqa: N818
@@ -237,6 +238,12 @@ class Sums:
         return read
 
 
+def bundle_seeds(seed: int, index: int, life: int) -> Seeds:
+    """A bundle that is alone draws what `synchronous` draws. All others have random numbers of their own, and so have
+    those that take the place of a lost one."""
+    return Seeds.of(seed, index, life) if index or life else Seeds.of(seed)
+
+
 def share_of(part: T, bundles: int) -> T:
     """A part whose lengths in vec steps are those of the whole run, for a bundle that makes its share of them."""
     lengths = {
@@ -260,10 +267,7 @@ class Bundle:
         outlier_stds: float | None = None,
         outlier_memory: int = 1000,
     ):
-        # A bundle that is alone does what `synchronous` does; all others have random numbers of their own, and so have
-        # those that take the place of a lost one.
-        worker = (index, life) if index or life else ()
-        device, seeds = recipe.torch_device(), Seeds.of(recipe.seed, *worker)
+        device, seeds = recipe.torch_device(), bundle_seeds(recipe.seed, index, life)
         self.recipe, self.index, self.lockstep = recipe, index, lockstep
         self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
         spec = self.env.spec
@@ -354,6 +358,3 @@ class Bundle:
 
     def close(self) -> None:
         self.env.close()
-
-
-HABITS = ("explorer", "pace", "outliers")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,13 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfoot.part import UserError
-from fleetfoot.recipe import Recipe, Seeds
+from fleetfoot.recipe import Recipe
 from fleetfoot.topologies.bundle import (
+    HABITS,
     Bundle,
     Replica,
     Report,
     Served,
     ServerLost,
+    bundle_seeds,
     flat,
     make_rule,
     total_updates,
@@ -67,7 +70,8 @@ class FleetConfig(Protocol):
 
 
 class RayShard:
-    """A shard as a process. Gradients and weights travel as arrays."""
+    """A shard as a process. Gradients and weights travel as arrays, and are copied: those from the object store cannot
+    be written to."""
 
     def __init__(self, weights: NDArray[np.float32], pieces: list[int], rule: Rule):
         torch.set_num_threads(1)
@@ -78,10 +82,10 @@ class RayShard:
         return Pulled(stamp, *(None if x is None else x.numpy() for x in slices))  # type: ignore[arg-type]
 
     def push(self, gradient: NDArray[np.float32], known: Stamp, bundle: int) -> Stamp | None:
-        return self.shard.push(torch.from_numpy(gradient), known, bundle)
+        return self.shard.push(torch.tensor(gradient), known, bundle)
 
     def apply(self, gradient: NDArray[np.float32], number: Stamp) -> None:
-        self.shard.apply(torch.from_numpy(gradient), number)
+        self.shard.apply(torch.tensor(gradient), number)
 
     def other(self, method: str, *arguments: Any) -> Any:
         return getattr(self.shard, method)(*arguments)
@@ -107,8 +111,16 @@ def call_there(
 def _as_tensors(answer: Any) -> Any:
     if not isinstance(answer, Pulled):
         return answer
-    slices = (None if x is None else torch.from_numpy(x) for x in answer[1:])
+    slices = (None if x is None else torch.tensor(x) for x in answer[1:])
     return Pulled(answer.stamp, *slices)
+
+
+def is_lost(shard: Any) -> bool:
+    try:
+        call_there([shard], "stamp", [()])
+    except ServerLost:
+        return True
+    return False
 
 
 class RayBundle:
@@ -183,6 +195,7 @@ class Fleet:
             self.generation, self.idle = state["generation"], deque(state["turns"])
             self.lives = list(state["lives"])
             self.server.load_state_dict(state["server"], self.generation)
+            self.habits = [{name: b[name] for name in HABITS} for b in state["bundles"]]
             replays = state.pop("replay", [None] * self.cfg.bundles)
             states = [b | {"replay": r} for b, r in zip(state["bundles"], replays, strict=True)]
         self.bundles = [self.new_bundle(index) for index in range(self.cfg.bundles)]
@@ -212,6 +225,8 @@ class Fleet:
                 steps = min(self.cfg.shift_vec_steps, left)
                 busy[self.bundles[index].work.remote(steps, self.server.shards)] = index, steps
                 left -= steps
+            if not busy:
+                continue
             done, _ = self.ray.wait(list(busy), num_returns=1, timeout=LOOK_SECONDS)
             for call in done:
                 index, steps = busy.pop(call)
@@ -233,7 +248,7 @@ class Fleet:
             reason = cause(error)
             if isinstance(reason, UserError):
                 raise reason from error
-            seed = Seeds.of(self.recipe.seed, index, self.lives[index]).env
+            seed = bundle_seeds(self.recipe.seed, index, self.lives[index]).env
             self.restarts.note(f"bundle {index} (environments of seed {seed})", error)
             self.ray.kill(self.bundles[index])
             self.lives[index] += 1
@@ -247,20 +262,15 @@ class Fleet:
                 error = again
 
     def restore(self) -> None:
-        """A shard is lost: the whole server goes back to the last checkpoint."""
-        self.generation += 1  # gradients that are still on their way belong to another server
-        while True:
-            for i, shard in enumerate(self.server.shards):
-                try:
-                    call_there([shard], "stamp", [()])
-                except ServerLost as lost:
-                    self.restarts.note(f"shard {i} of the server", lost.__cause__ or lost)
-                    self.server.shards[i] = self.new_shard(self.cuts[i])
-            try:
+        """Where a shard is lost, the whole server goes back to the last checkpoint. Where none is, nothing happens:
+        several bundles may have met the loss of one shard."""
+        while lost := [i for i, shard in enumerate(self.server.shards) if is_lost(shard)]:
+            for i in lost:
+                self.restarts.note(f"shard {i} of the server", "its process died")
+                self.server.shards[i] = self.new_shard(self.cuts[i])
+            self.generation += 1  # gradients that are still on their way belong to another server
+            with suppress(ServerLost):
                 self.server.load_state_dict(self.kept, self.generation)
-                return
-            except ServerLost:
-                continue
 
     def ask(self, question: Callable[[], T]) -> T:
         """Ask the server; restore it first if it turns out to be lost."""
