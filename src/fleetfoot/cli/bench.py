@@ -23,6 +23,7 @@ BENCHMARKS = {
         "simulation: our environments, raw MuJoCo, Gymnasium's own",
     ),
     "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
+    "apex": ("fleetfoot.bench.apex:bench_apex", "Ape-X: an actor and the bare ale-py on one core"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
         "fleetfoot.bench.peers:bench_peers",

@@ -56,6 +56,8 @@ class Actor:
         config = share_of(recipe.explorer, self.number * width, recipe.num_envs)
         explorer = config.build(env.spec, seed=own.explorer, device=CPU)
         check_behaviour(agent.behaviour, explorer.takes_noise)
+        if bf16:  # else every step would cast the weights again
+            agent.behaviour.to(torch.bfloat16)
         self.agent, self.behaviour = agent, Remembering(agent.behaviour)
         self.buffer: LocalBuffer | None = None
         if priorities:
