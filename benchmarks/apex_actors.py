@@ -52,8 +52,9 @@ def main() -> None:
             folder = args.runs / f"{actors}x{args.envs_per_actor}-seed{seed}"
             if not (folder / "checkpoints" / "last.json").exists():
                 train(replace(recipe, seed=seed), folder)
-            curves.append([round(point.value, 1) for point in curve(folder)])
-            steps = [point.vec_steps for point in curve(folder)]
+            points = curve(folder)  # an evaluation that comes while another runs is left out
+            returns = [round(point.value, 1) for point in points]
+            curves.append({"vec_steps": [p.vec_steps for p in points], "return": returns})
             print(actors, seed, curves[-1], flush=True)
         rows.append(
             {
@@ -61,10 +62,9 @@ def main() -> None:
                 "num_envs": recipe.num_envs,
                 "updates": recipe.pace.updates_after(recipe.total_vec_steps),
                 "env_steps": recipe.total_vec_steps * recipe.num_envs,
-                "vec_steps": steps,
-                "returns_by_seed": dict(zip(map(str, args.seeds), curves, strict=True)),
-                "final_return_mean": statistics.mean(c[-1] for c in curves),
-                "mean_over_run": statistics.mean(statistics.mean(c) for c in curves),
+                "by_seed": dict(zip(map(str, args.seeds), curves, strict=True)),
+                "final_return_mean": statistics.mean(c["return"][-1] for c in curves),
+                "best_return_mean": statistics.mean(max(c["return"]) for c in curves),
             }
         )
     result: dict[str, Any] = {"made_with": about, "recipe": to_json(base), "rows": rows}
@@ -81,12 +81,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
-    for row in rows:
-        curves = list(row["returns_by_seed"].values())
-        mean = [statistics.mean(values) for values in zip(*curves, strict=True)]
-        (line,) = axes.plot(row["vec_steps"], mean, label=f"{row['actors']} actors")
-        low, high = ([pick(v) for v in zip(*curves, strict=True)] for pick in (min, max))
-        axes.fill_between(row["vec_steps"], low, high, color=line.get_color(), alpha=0.15)
+    for number, row in enumerate(rows):
+        for one, found in enumerate(row["by_seed"].values()):
+            label = None if one else f"{row['actors']} actors"
+            axes.plot(found["vec_steps"], found["return"], color=f"C{number}", label=label)
     axes.set_xlabel("vec steps (4 updates each, whatever the number of actors)")
     axes.set_ylabel("greedy return")
     axes.legend()
