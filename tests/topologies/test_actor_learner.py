@@ -125,7 +125,8 @@ def test_an_interrupted_run_saves_and_goes_on(ray: Any, tmp_path: Path) -> None:
     assert not result.finished
     assert 60 <= result.counters.vec_steps < 2_000
     total = result.counters.vec_steps + 50
-    again = resume(tmp_path / "run", total_vec_steps=total)
+    elsewhere = changed(recipe, ray=RayConfig(max_restarts=3)).topology
+    again = resume(tmp_path / "run", total_vec_steps=total, topology=elsewhere)
     assert again.finished
     assert_counters_add_up(tmp_path / "run", replace(recipe, total_vec_steps=total))
     steps = [line["vec_steps"] for line in lines(tmp_path / "run")]
