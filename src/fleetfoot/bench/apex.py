@@ -1,8 +1,9 @@
 """What an Ape-X actor costs beside the bare vector environment of ale-py, on one core.
 
 All contestants take turns in one process with one thread, and who begins alternates from round to round; the median
-round counts. Seconds are seconds of a core, so that others' work on the machine changes little. An actor does all of its work: it acts with the network of the recipe, steps the games, states the first
-priorities, packs a block, and serialises it as it would for another process.
+round counts. Seconds are seconds of a core, so that others' work on the machine changes little. An actor does all of
+its work: it acts with the network of the recipe, steps the games, states the first priorities, packs a block, and
+serialises it as it would for another process.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 def cartpole() -> Recipe:
     """The tensor cartpole with four actors.
 
-    A curious ladder, 0.7 to 0.49: with so few environments, most rungs of a lower one are almost greedy, and two of three
-    runs on one from 0.4 to 0.064 never balanced the pole for more than 175 steps.
+    A curious ladder, 0.7 to 0.49: with so few environments, most rungs of a lower one are almost greedy, and two of
+    three runs on one from 0.4 to 0.064 never balanced the pole for more than 175 steps.
     """
     base = dqn.cartpole()
     assert isinstance(base.agent, DQNConfig)

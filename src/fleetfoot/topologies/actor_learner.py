@@ -253,6 +253,7 @@ def actor_learner(run: FleetRun, asked: Any) -> Result:
     fleet.ask()
     while run.vec_steps < recipe.total_vec_steps and not asked():
         warm = cfg.free and run.vec_steps >= recipe.pace.warmup_vec_steps
+        warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
         block = fleet.next_block(timeout=0.0 if warm else WAIT_SECONDS)
         if not cfg.lockstep:
             fleet.ask()  # the actor goes on while its block is learned from
