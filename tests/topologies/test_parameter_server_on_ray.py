@@ -19,7 +19,6 @@ import torch
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import evaluate_run, resume, train
-from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
@@ -123,54 +122,6 @@ class Saboteur(threading.Thread):
         self.killed_at = books.total("accepted")
 
 
-def faulty(total_vec_steps: int) -> Recipe:
-    return small(
-        topology=ParameterServerConfig(bundles=2, shards=2, shift_vec_steps=10),
-        total_vec_steps=total_vec_steps,
-        evaluation=EvaluationConfig(every_vec_steps=0, episodes=2),
-    )
-
-
-def test_a_killed_bundle_is_replaced_and_nothing_counts_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saboteur = Saboteur(monkeypatch, "bundle", after_updates=100)
-    result = train(faulty(300), tmp_path / "run")
-    assert saboteur.killed_at is not None
-    assert result.finished
-    assert result.counters.vec_steps == 300
-    last = assert_adds_up(tmp_path / "run")
-    assert last["fleet/restarts"] == 1
-    assert "bundle 1 (environments of seed" in capsys.readouterr().err
-    state = checkpoint.load(tmp_path / "run").state
-    assert state["lives"] == [0, 1]
-    books = state["server"][0]["books"]
-    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
-    # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
-    reported = 2 * (300 - 3 * 10)
-    assert reported <= arrived <= reported + 2 * 10
-
-
-def test_a_killed_shard_sends_the_server_back_to_its_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saboteur = Saboteur(monkeypatch, "shard", after_updates=150)
-    result = train(faulty(300), tmp_path / "run")
-    assert saboteur.killed_at is not None
-    assert result.finished
-    assert result.counters.vec_steps == 300
-    last = assert_adds_up(tmp_path / "run")
-    assert last["fleet/restarts"] == 1
-    assert "shard 1 of the server" in capsys.readouterr().err
-    assert checkpoint.load(tmp_path / "run").state["lives"] == [0, 0]
-    # A checkpoint every 60 vec steps: what was learned since the last is gone, and no more.
-    most = 2 * (300 - 2 * 10)
-    assert most - 2 * 60 - 2 * 2 * 10 <= result.counters.updates < most
-    monkeypatch.undo()
-    assert resume(tmp_path / "run", total_vec_steps=320).finished
-    assert_adds_up(tmp_path / "run")
-
-
 def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
     """The environment raises at its third step, in every bundle; its seed is told."""
     cfg = ParameterServerConfig(bundles=1)
@@ -240,10 +191,53 @@ def descendants(mark: str) -> list[str]:
     return found
 
 
+def cartpole(**changes: Any) -> Recipe:
+    quiet = LogConfig(every_vec_steps=200, tensorboard=False, console=False)
+    return replace(recipes.get("gorila_dqn/cartpole"), log=quiet, threads=1, **changes)
+
+
 @pytest.mark.learning
 def test_two_bundles_solve_the_cartpole(tmp_path: Path) -> None:
-    quiet = LogConfig(every_vec_steps=200, tensorboard=False, console=False)
-    recipe = replace(recipes.get("gorila_dqn/cartpole"), log=quiet, threads=1)
-    result = train(recipe, tmp_path / "run")
+    result = train(cartpole(total_vec_steps=2_500), tmp_path / "run")
     assert result.last_return >= SOLVED
     assert assert_adds_up(tmp_path / "run")["gradients/stale"] < 0.05 * result.counters.updates
+
+
+TWO_BY_TWO = ParameterServerConfig(bundles=2, shards=2, shift_vec_steps=25)
+
+
+@pytest.mark.learning
+def test_a_killed_bundle_is_replaced_nothing_counts_twice_and_the_cartpole_is_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saboteur = Saboteur(monkeypatch, "bundle", after_updates=1_000)
+    result = train(cartpole(topology=replace(TWO_BY_TWO, shards=1)), tmp_path / "run")
+    assert saboteur.killed_at is not None
+    assert result.counters.vec_steps == 3_000
+    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
+    assert "bundle 1 (environments of seed" in capsys.readouterr().err
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["lives"] == [0, 1]
+    books = state["server"][0]["books"]
+    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
+    # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
+    reported = 2 * (3_000 - 3 * 100)
+    assert reported <= arrived <= reported + 2 * 25
+    assert result.last_return >= SOLVED
+
+
+@pytest.mark.learning
+def test_a_killed_shard_sends_the_server_back_to_its_checkpoint_and_the_cartpole_is_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saboteur = Saboteur(monkeypatch, "shard", after_updates=1_000)
+    result = train(cartpole(topology=TWO_BY_TWO), tmp_path / "run")
+    assert saboteur.killed_at is not None
+    assert result.counters.vec_steps == 3_000
+    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
+    assert "shard 1 of the server" in capsys.readouterr().err
+    assert checkpoint.load(tmp_path / "run").state["lives"] == [0, 0]
+    # A checkpoint every 500 vec steps: what was learned since the last is gone, and no more.
+    most = 2 * (3_000 - 2 * 100)
+    assert most - 2 * 500 - 2 * 2 * 25 <= result.counters.updates < most
+    assert result.last_return >= SOLVED

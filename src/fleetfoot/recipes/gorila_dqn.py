@@ -22,28 +22,33 @@ from fleetfoot.topologies.parameter_server import ParameterServerConfig
 
 
 def cartpole() -> Recipe:
-    """The tensor cartpole, with the plain DQN of the paper."""
+    """The tensor cartpole, with the plain DQN of the paper.
+
+    The replays are small on purpose: the greedy return stayed below 400 for as long as they held the first, almost
+    random steps.
+    """
     return Recipe(
         name="gorila_dqn/cartpole",
         env=TensorConfig(task="cartpole"),
         agent=DQNConfig(
             double=False,
             dueling=False,
-            target_every=100,
-            torso=MLPTorsoConfig(hidden=(128,)),
-            head=MLPConfig(hidden=(128,)),
-            critic_optim=AdaGradConfig(lr=1e-2, max_grad_norm=10.0),
+            loss="squared",
+            target_every=50,
+            torso=MLPTorsoConfig(hidden=(64,), activation=("tanh",)),
+            head=MLPConfig(hidden=(64,), activation=("tanh",)),
+            critic_optim=AdaGradConfig(lr=5e-2, max_grad_norm=10.0),
         ),
-        explorer=EpsilonAnnealConfig(end=0.1, over_vec_steps=2_000),
-        replay=ReplayConfig(capacity=50_000, n_step=3),
-        pace=PaceConfig(updates_per_vec_step=1.0, warmup_vec_steps=100),
-        topology=ParameterServerConfig(bundles=2, shards=1),
-        evaluation=EvaluationConfig(every_vec_steps=1_000, episodes=20),
-        log=LogConfig(every_vec_steps=200),
-        checkpoint=CheckpointConfig(every_vec_steps=1_000),
-        num_envs=16,
-        batch_size=64,
-        total_vec_steps=8_000,
+        explorer=EpsilonAnnealConfig(end=0.1, over_vec_steps=800),
+        replay=ReplayConfig(capacity=10_000, n_step=5),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=100),
+        topology=ParameterServerConfig(bundles=2),
+        evaluation=EvaluationConfig(every_vec_steps=500, episodes=20),
+        log=LogConfig(every_vec_steps=100),
+        checkpoint=CheckpointConfig(every_vec_steps=500),
+        num_envs=32,
+        batch_size=128,
+        total_vec_steps=3_000,
         device="cpu",
     )
 
