@@ -71,7 +71,7 @@ def build_agent(recipe: Recipe, spec: EnvSpec, bundles: int, device: torch.devic
     if len(served.critic.state_dict()) != len(served.step_critic.parameters):
         raise UserError(
             f"{name} keeps statistics besides its weights, which a parameter server does not carry: "
-            "use --agent.normalize-obs False."
+            "use --agent.no-normalize-obs."
         )
     if _is_constrained(served.step_critic):
         raise UserError(
