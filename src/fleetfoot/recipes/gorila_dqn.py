@@ -24,8 +24,8 @@ from fleetfoot.topologies.parameter_server import ParameterServerConfig
 def cartpole() -> Recipe:
     """The tensor cartpole, with the plain DQN of the paper.
 
-    The replays are small on purpose: the greedy return stayed below 400 for as long as they held the first, almost
-    random steps.
+    The constants come from some 25 short tries, nearly all with seed 0, most of which stayed below 400. Activation,
+    learning rate, n and the size of the replays were changed together: what each brings is not known.
     """
     return Recipe(
         name="gorila_dqn/cartpole",
