@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="apex_dqn/cartpole")
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--envs-per-actor", type=int, default=4)
+    parser.add_argument("--vec-steps", type=int, default=1_500)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/apex_actors"))
     parser.add_argument("--out", type=Path, default=RESULTS / "apex-actors.json")
@@ -44,6 +45,7 @@ def main() -> None:
         recipe = replace(
             base,
             num_envs=actors * args.envs_per_actor,
+            total_vec_steps=args.vec_steps,
             topology=replace(base.topology, actors=actors),
             log=LogConfig(every_vec_steps=50, tensorboard=False, console=False),
         )

@@ -32,8 +32,8 @@ def cartpole() -> Recipe:
         name="apex_dqn/cartpole",
         explorer=EpsilonLadderConfig(epsilon=0.7, alpha=1.0),
         replay=ReplayConfig(capacity=100_000, n_step=3, sampler=ProportionalConfig()),
-        num_envs=32,
         topology=ActorLearnerConfig(actors=4, block_vec_steps=10, publish_every_vec_steps=5),
+        total_vec_steps=2_000,
     )
 
 
