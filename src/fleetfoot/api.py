@@ -49,6 +49,8 @@ RESUMABLE_ENDINGS = (
     "_optim",
 )  # learning rates and the like: what a user changes after a loss exploded
 
+RESUMABLE_INSIDE = ("topology.ray.",)  # where a run is computed, not what
+
 # The modules whose parts a stored recipe may name without an import by the user.
 OWN_PARTS = (
     "fleetfoot.recipes",
@@ -236,7 +238,9 @@ def run_of(path: Path | str) -> Path:
 
 def _may_change(path: str) -> bool:
     names = path.split(".")
-    return names[0] in RESUMABLE or any(name.endswith(RESUMABLE_ENDINGS) for name in names)
+    if names[0] in RESUMABLE or path.startswith(RESUMABLE_INSIDE):
+        return True
+    return any(name.endswith(RESUMABLE_ENDINGS) for name in names)
 
 
 def is_run(folder: Path) -> bool:

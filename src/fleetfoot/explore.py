@@ -3,6 +3,7 @@ per-environment exploration state."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any, Literal, Protocol
 
@@ -33,6 +34,25 @@ class Explorer(Protocol):
 
 class ExplorerConfig(Protocol):
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> Explorer: ...
+
+
+def check_rungs(first: int, total: int | None, spec: EnvSpec) -> int:
+    """The number of rungs of a ladder; UserError where the environments do not all find one."""
+    total = spec.num_envs if total is None else total
+    if first < 0 or first + spec.num_envs > total:
+        raise UserError(
+            f"a ladder of {total} rungs has no room for {spec.num_envs} environments from rung {first} on: "
+            "raise explorer.total or lower explorer.first."
+        )
+    return total
+
+
+def share_of(config: ExplorerConfig, first: int, total: int) -> ExplorerConfig:
+    """The same explorer for one of several workers, whose environments begin at `first` of `total`."""
+    if not hasattr(config, "first"):
+        return config
+    shared: ExplorerConfig = dataclasses.replace(config, first=first, total=total)  # type: ignore[type-var]
+    return shared
 
 
 def check_behaviour(behaviour: nn.Module, takes_noise: bool) -> None:
@@ -135,6 +155,10 @@ class NoiseLadderConfig:
     redraw: Literal["episode", "never"] = "episode"
     """episode: each environment draws a new strength, uniform between the two, when its episode ends (FastTD3).
     never: evenly spaced from the first environment to the last, for ever (PQL)."""
+    first: int = 0
+    """The rung of this explorer's first environment, where several workers share one ladder (redraw="never")."""
+    total: int | None = None
+    """Rungs of the whole ladder; None: as many as there are environments here."""
     random_vec_steps: int = 0
     """Uniformly random actions for so many vec steps at the start."""
 
@@ -144,6 +168,7 @@ class NoiseLadderConfig:
                 "explorer.std_min and std_max must satisfy 0 <= std_min <= std_max, "
                 f"not {self.std_min} and {self.std_max}."
             )
+        check_rungs(self.first, self.total, spec)
         return NoiseLadder(self, spec, seed, device)
 
 
@@ -156,7 +181,9 @@ class NoiseLadder:
         if cfg.redraw == "episode":
             self.std = self._draw()
         else:
-            self.std = torch.linspace(cfg.std_min, cfg.std_max, spec.num_envs, device=device)
+            total = spec.num_envs if cfg.total is None else cfg.total
+            whole = torch.linspace(cfg.std_min, cfg.std_max, total, device=device)
+            self.std = whole[cfg.first : cfg.first + spec.num_envs]
 
     def _draw(self) -> Tensor:
         return self.cfg.std_min + self.random.share() * (self.cfg.std_max - self.cfg.std_min)
@@ -297,12 +324,7 @@ class EpsilonLadderConfig:
                 "explorer.epsilon must lie between 0 and 1 and explorer.alpha be 0 or more, "
                 f"not {self.epsilon} and {self.alpha}."
             )
-        total = spec.num_envs if self.total is None else self.total
-        if self.first < 0 or self.first + spec.num_envs > total:
-            raise UserError(
-                f"a ladder of {total} rungs has no room for {spec.num_envs} environments from rung {self.first} on: "
-                "raise explorer.total or lower explorer.first."
-            )
+        total = check_rungs(self.first, self.total, spec)
         rungs = ladder(self.epsilon, self.alpha, total)[self.first : self.first + spec.num_envs]
         random = _RandomChoice(spec, self.random_vec_steps, seed, device)
         return EpsilonLadder(rungs.to(device, torch.float32), random)

@@ -59,11 +59,10 @@ class Seeds(NamedTuple):
     replay: int
 
     @staticmethod
-    def of(seed: int, rank: int = 0) -> Seeds:
-        """`rank` numbers the processes of a run that is spread over several."""
-        key = (rank,) if rank else ()
-        sequence = np.random.SeedSequence(seed, spawn_key=key)
-        words = sequence.generate_state(len(Seeds._fields), np.uint32)
+    def of(seed: int, *worker: int) -> Seeds:
+        """`worker`: numbers that name one of several workers, which need seeds of their own."""
+        source = np.random.SeedSequence(seed, spawn_key=worker)
+        words = source.generate_state(len(Seeds._fields), np.uint32)
         return Seeds(*(int(word) for word in words))
 
 
@@ -106,7 +105,8 @@ class Recipe:
         return resolve_device(self.device)
 
     def seeds(self, rank: int = 0) -> Seeds:
-        return Seeds.of(self.seed, rank)
+        """`rank` numbers the processes of a run that is spread over several; the first has those of a run alone."""
+        return Seeds.of(self.seed, *((rank,) if rank else ()))
 
     def total_updates(self) -> int:
         return max(1, self.pace.updates_after(self.total_vec_steps))

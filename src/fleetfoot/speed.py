@@ -46,14 +46,10 @@ def learner(
 ) -> EagerLearner:
     """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients."""
     split = split or TimeSplit(device)
-    if mode == "auto":
-        mode = "captured" if device.type == "cuda" else "eager"
+    update = updater(agent, precision=precision, mode=mode, device=device)
+    mode = resolved(mode, device)
     if mode != "eager":
-        for name in LOSSES:
-            if hasattr(agent, name):
-                setattr(agent, name, Compiled(getattr(agent, name), name))
         replay.gather = Compiled(replay.gather, "replay.gather")  # type: ignore[method-assign,assignment]
-    update = in_precision(agent.update, precision, device)
     if mode == "captured":
         reason = why_not_captured(agent, replay, device, world)
         if reason is None:
@@ -62,9 +58,21 @@ def learner(
     return EagerLearner(agent, replay, rows, update, split)
 
 
-def in_precision(
-    update: Callable[[Batch], Learned], precision: Literal["float32", "bf16"], device: torch.device
+def resolved(mode: Mode, device: torch.device) -> Mode:
+    if mode == "auto":
+        return "captured" if device.type == "cuda" else "eager"
+    return mode
+
+
+def updater(
+    agent: Agent, *, precision: Literal["float32", "bf16"], mode: Mode, device: torch.device
 ) -> Callable[[Batch], Learned]:
+    """`agent.update`, in the precision asked for and with compiled losses."""
+    if resolved(mode, device) != "eager":
+        for name in LOSSES:
+            if hasattr(agent, name):
+                setattr(agent, name, Compiled(getattr(agent, name), name))
+    update = agent.update
     if precision == "float32":
         return update
 
@@ -224,7 +232,7 @@ def means(found: list[Metrics]) -> Metrics:
     names = dict.fromkeys(name for each in found for name in each)
     gathered = {name: [each[name] for each in found if name in each] for name in names}
     return {
-        name: values[0] if len(values) == 1 else torch.stack(values).mean()
+        name: values[0] if len(values) == 1 else torch.stack(values).double().mean()
         for name, values in gathered.items()
     }
 

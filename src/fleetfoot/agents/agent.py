@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fleetfoot.data import Batch, EnvSpec, Learned, Transition
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
 from fleetfoot.part import UserError
 
 Pattern: TypeAlias = tuple[bool, ...]
@@ -52,6 +52,29 @@ class Agent(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Appraiser(Protocol):
+    """What an actor needs to know the errors of its own transitions: a module, so that its weights can be published.
+
+    With R the discounted rewards of a window and d what is left of the discount, the error of the row where the window
+    begins is |reward_scale * R + d * value - q|, the mean over heads.
+    """
+
+    reward_scale: float
+
+    def __call__(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        """q of the action taken, [E, N], and the value of the observation, [N]; `said` is what `behaviour` said."""
+        ...
+
+
+class PrioritisingAgent(Agent, Protocol):
+    """An agent whose actors can state the first priorities of what they collect (Ape-X)."""
+
+    @property
+    def appraiser(self) -> nn.Module:
+        """An `Appraiser`. Weights that `behaviour` has already need not be in it."""
+        ...
 
 
 class ActorCritic(Agent, Protocol):

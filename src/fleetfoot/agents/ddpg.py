@@ -148,6 +148,25 @@ class Policy(nn.Module):
         self.net.constrain_()
 
 
+class Appraiser(nn.Module):
+    """The first priorities of Ape-X: the critic's view of the action taken and of the one that the policy meant."""
+
+    z: Tensor | None
+
+    def __init__(self, critic: QNetwork, z: Tensor | None, reward_scale: float):
+        super().__init__()
+        self.critic, self.reward_scale = critic, reward_scale
+        self.register_buffer("z", z, persistent=False)
+
+    def forward(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q(obs, action), self.q(obs, said).amin(0)
+
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        """[E, N]"""
+        out: Tensor = self.critic(obs, action).float()
+        return out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
+
+
 class DDPG:
     def __init__(
         self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
@@ -179,6 +198,7 @@ class DDPG:
         self.z: Tensor | None = None
         if cfg.atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.appraiser = Appraiser(self.critic, self.z, cfg.reward_scale)
         self.step_critic: Stepper = cfg.critic_optim.build(
             self.critic.parameters(), total_updates, self.critic.constrain_
         )

@@ -161,6 +161,15 @@ class Greedy(nn.Module):
         return q.argmax(-1)
 
 
+class Appraiser(nn.Module):
+    """The first priorities of Ape-X, from the q-values that chose the action: no weights, no further pass."""
+
+    reward_scale = 1.0
+
+    def forward(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        return said.gather(1, action.unsqueeze(1)).T, said.amax(1)
+
+
 class DQN:
     def __init__(
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
@@ -175,6 +184,7 @@ class DQN:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.behaviour = QValues(self.critic, self.z)
         self.policy = Greedy(self.behaviour)
+        self.appraiser = Appraiser()
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_target.norm = self.critic.norm  # statistics are shared, not averaged
         self.step_critic: Stepper = cfg.critic_optim.build(

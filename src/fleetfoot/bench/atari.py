@@ -43,8 +43,8 @@ def bench_atari(
     env.reset()
     assert isinstance(env.spec.action, Discrete)
     script = np.random.default_rng(seed).integers(env.spec.action.count, size=(200, num_envs))
-    ours = _player(lambda action: env.step(torch.from_numpy(action)), script)
-    bare = _player(_bare(game, num_envs, threads, seeds), script)
+    ours = player(lambda action: env.step(torch.from_numpy(action)), script)
+    bare = player(bare_step(game, num_envs, threads, seeds), script)
     contestants = {"fleetfoot": ours, "bare": bare}
     seen: dict[str, list[float]] = {name: [] for name in contestants}
     share = seconds / (rounds * len(contestants))
@@ -73,7 +73,7 @@ def bench_atari(
     }
 
 
-def _bare(game: str, num_envs: int, threads: int, seeds: Any) -> Callable[[Any], object]:
+def bare_step(game: str, num_envs: int, threads: int, seeds: Any) -> Callable[[Any], object]:
     from ale_py.vector_env import AtariVectorEnv
 
     envs: Any = AtariVectorEnv(
@@ -89,14 +89,16 @@ def _bare(game: str, num_envs: int, threads: int, seeds: Any) -> Callable[[Any],
     return step
 
 
-def _player(step: Callable[[Any], object], script: Any) -> Callable[[float], float]:
+def player(
+    step: Callable[[Any], object], script: Any, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[float], float]:
     """A function that plays for some seconds and tells the vec steps per second; it goes on where it stopped."""
     at = 0
 
     def play(seconds: float) -> float:
         nonlocal at
-        calls, start = 0, time.perf_counter()
-        while (spent := time.perf_counter() - start) < seconds or calls == 0:
+        calls, start = 0, clock()
+        while (spent := clock() - start) < seconds or calls == 0:
             step(script[at % len(script)])
             at += 1
             calls += 1

@@ -35,6 +35,7 @@ BENCHMARKS = {
         "fleetfoot.bench.mjlab:bench_mjlab",
         "mjlab: our adapter and mjlab's own environment",
     ),
+    "apex": ("fleetfoot.bench.apex:bench_apex", "Ape-X: an actor and the bare ale-py on one core"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
         "fleetfoot.bench.peers:bench_peers",

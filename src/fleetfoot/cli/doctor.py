@@ -128,6 +128,7 @@ def extras() -> list[Finding]:
     optional = [
         ("Atari games", "ale-py", "atari"),
         ("Weights & Biases", "wandb", "wandb"),
+        ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
         ("bench peers", "stable-baselines3", "bench"),
     ]

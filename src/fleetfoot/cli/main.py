@@ -23,7 +23,10 @@ COMMANDS = {
         "fleetfoot.cli.doctor",
         "what this machine has, what is missing and how to install it",
     ),
-    "bench": ("fleetfoot.cli.bench", "measure: fleetfoot bench env | replay | peers"),
+    "bench": (
+        "fleetfoot.cli.bench",
+        "measure: fleetfoot bench env | atari | apex | replay | peers",
+    ),
 }
 
 INTERRUPTED = 130

@@ -58,6 +58,10 @@ class NatureCNN(Torso):
 
     def forward(self, x: Tensor) -> Tensor:
         # Channels last takes two thirds of the time on a CPU; the values are the same.
-        pixels = x.to(torch.float32, memory_format=torch.channels_last) * (1.0 / 255.0)
+        # Under autocast a byte goes straight to what the convolutions want, which has room for all 256 of them.
+        kind, dtype = x.device.type, torch.float32
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        pixels = x.to(dtype, memory_format=torch.channels_last) * (1.0 / 255.0)
         out: Tensor = self.convolutions(pixels)
         return out.flatten(1)

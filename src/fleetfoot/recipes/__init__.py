@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fleetfoot.part import UserError, nearest
 from fleetfoot.recipe import Recipe
-from fleetfoot.recipes import ddpg, dqn, fast_sac, fast_td3
+from fleetfoot.recipes import apex_dpg, apex_dqn, ddpg, dqn, fast_sac, fast_td3, gorila_dqn
 
 DEFAULT = "fast_td3/halfcheetah"
 
@@ -14,7 +14,10 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
     **fast_sac.RECIPES,
     **dqn.RECIPES,
+    **apex_dqn.RECIPES,
     **ddpg.RECIPES,
+    **apex_dpg.RECIPES,
+    **gorila_dqn.RECIPES,
 }
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.atari import AtariConfig
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.explore import EpsilonAnnealConfig
+from fleetfoot.explore import EpsilonAnnealConfig, EpsilonLadderConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.mlp import MLPConfig
@@ -18,6 +19,7 @@ from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -69,7 +71,30 @@ def catch() -> Recipe:
     )
 
 
+def pong() -> Recipe:
+    """Pong with the agent, ladder and replay of Ape-X in one process: 16 cores step the games, a GPU learns."""
+    return Recipe(
+        name="dqn/pong",
+        env=AtariConfig(game="Pong"),
+        agent=DQNConfig(
+            target_every=1_000, critic_optim=AdamConfig(lr=1e-4, eps=1.5e-7, max_grad_norm=40.0)
+        ),
+        explorer=EpsilonLadderConfig(),
+        replay=ReplayConfig(capacity=1_000_000, n_step=3, sampler=ProportionalConfig()),
+        pace=PaceConfig(updates_per_vec_step=1.0, warmup_vec_steps=400),
+        topology=SynchronousConfig(),
+        # 27,000 steps of four frames are the half hour after which a game counts as over.
+        evaluation=EvaluationConfig(every_vec_steps=4_000, episodes=8, max_vec_steps=27_000),
+        log=LogConfig(every_vec_steps=200),
+        checkpoint=CheckpointConfig(every_vec_steps=20_000, replay=False),
+        num_envs=128,
+        batch_size=512,
+        total_vec_steps=80_000,
+    )
+
+
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "dqn/cartpole": ("the cartpole written in torch", cartpole),
+    "dqn/pong": ("Pong on 16 cores and a GPU, one process", pong),
     "dqn/catch": ("catching a ball from images, written in torch", catch),
 }

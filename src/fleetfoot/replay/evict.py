@@ -101,16 +101,10 @@ class Fifo:
 
     def updated(self, ring: Ring) -> Tensor | None:
         self.updates += 1
-        excess = ring.size - self.rows
-        if self.updates % self.every or excess <= 0:
-            return None
-        age = torch.arange(excess, device=ring.every_column.device).unsqueeze(1)
-        leaves = ring.address(age, ring.every_column).flatten()
-        ring.drop_oldest(excess)
-        return leaves
+        return None if self.updates % self.every else ring.trim(self.rows)
 
     def readable(self, ring: Ring) -> int:
-        return ring.size * ring.columns
+        return ring.stored
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates}
@@ -171,12 +165,12 @@ class Inverse:
 
     def appended(self, ring: Ring) -> Tensor | None:
         u = torch.rand(
-            2 * ring.columns,
+            2 * ring.width,
             generator=self.generator,
             device=self.count.device,
             dtype=torch.float64,
         )
-        if ring.size * ring.columns <= self.capacity:
+        if ring.stored <= self.capacity:
             return None
         leaf = self.tree.find(u * self.tree.total()).leaf
         first = first_of_each(leaf)
@@ -187,7 +181,7 @@ class Inverse:
         return None
 
     def readable(self, ring: Ring) -> int:
-        return min(ring.size * ring.columns, self.capacity)
+        return min(ring.stored, self.capacity)
 
     def state_dict(self) -> dict[str, Any]:
         return {

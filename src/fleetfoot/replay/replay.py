@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from fleetfoot.ops.nstep import fold
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.ring import TERMINATED, Ring
 from fleetfoot.replay.samplers import Sampler, SamplerConfig, UniformConfig
+from fleetfoot.replay.shared_ring import SharedRing
 
 GIB = 1024**3
 
@@ -50,12 +52,15 @@ class ReplayConfig:
             )
         return rows
 
-    def build(self, spec: EnvSpec, *, gamma: float, seed: int, device: torch.device) -> Replay:
+    def build(
+        self, spec: EnvSpec, *, gamma: float, seed: int, device: torch.device, writers: int = 1
+    ) -> Replay:
+        """`writers`: so many workers append, each the steps of its own share of the environments."""
         if self.n_step < 1:
             raise UserError(f"replay.n_step must be at least 1, not {self.n_step}.")
         rows = self.rows(spec)
         self._check_fit(spec, rows, device)
-        ring = self._ring(spec, rows, device)
+        ring = self._ring(spec, rows, device, writers)
         return Replay(self, ring, self.sampler.build_sampler(ring, rows, seed, device), gamma)
 
     def bytes(self, spec: EnvSpec) -> int:
@@ -66,8 +71,9 @@ class ReplayConfig:
         ring = self._ring(spec, rows, "meta")
         return ring.bytes() + self.sampler.tree_bytes(ring.lines * ring.columns)
 
-    def _ring(self, spec: EnvSpec, rows: int, device: torch.device | str) -> Ring:
-        return Ring(
+    def _ring(self, spec: EnvSpec, rows: int, device: torch.device | str, writers: int = 1) -> Ring:
+        make = Ring if writers == 1 else partial(SharedRing, writers=writers)
+        return make(
             spec,
             self.sampler.ring_rows(rows),
             compact=self.storage == "bf16",
@@ -102,15 +108,20 @@ class Replay:
         """Transitions that can be sampled."""
         return self.sampler.readable(self.ring)
 
-    def append(self, step: Transition, td_error: Tensor | None = None) -> None:
-        """Store one vec step. td_error [N], absolute: what those who collected it know of its errors already.
-        Without it a prioritised sampler gives the largest priority so far."""
+    def append(self, step: Transition, td_error: Tensor | None = None, writer: int = 0) -> None:
+        """Store one vec step, or the rows of it that belong to one of several writers. td_error [N], absolute: what
+        those who collected it know of its errors already. Without it a prioritised sampler gives the largest priority
+        so far."""
+        self.ring.write_as(writer)
         self.ring.append(step)
         self.sampler.appended(self.ring, td_error)
 
-    def cut(self) -> None:
-        """The next transition does not follow from the last one (say, after a restart of the simulator)."""
-        self.ring.cut()
+    def cut(self, writer: int | None = None) -> None:
+        """The next transition (of one writer, or of all) does not follow from the last one, say because the simulator
+        was started anew."""
+        for one in range(self.ring.writers) if writer is None else [writer]:
+            self.ring.write_as(one)
+            self.ring.cut()
 
     def sample(self, rows: int) -> Batch:
         """Draw `rows` transitions and fold each with the n - 1 that follow it."""
@@ -127,7 +138,7 @@ class Replay:
             reward=ring.reward.index_select(0, at).view(ages.shape),
             terminated=terminated,
             ended=ends > 0,
-            exists=ages < ring.filled,
+            exists=ring.exists(ages, column.unsqueeze(1)),
             gamma=self.gamma,
         )
         last = age + window.length - 1

@@ -92,6 +92,8 @@ class ObsStore:
 class Ring:
     """Rows are named by age and column: age 0 is the oldest row stored, `size - 1` the newest."""
 
+    writers = 1  # how many append; `SharedRing` has several
+
     def __init__(
         self, spec: EnvSpec, rows: int, *, compact: bool, final_share: float, device: torch.device
     ):
@@ -129,6 +131,7 @@ class Ring:
         self.final_owner = torch.full((self.finals + 1,), -1, dtype=torch.int64, device=device)
         self.final_count = torch.zeros((), dtype=torch.int64, device=device)
         self.task = torch.tensor(spec.task_ids, device=device) if spec.task_ids else None
+        self.first, self.width = 0, self.columns  # the columns that a row is written to
         self.every_column = torch.arange(self.columns, device=device)
         self.size = 0  # rows stored, per environment
         self.written = 0  # rows ever written, per environment
@@ -146,14 +149,18 @@ class Ring:
         self.filled.fill_(self.size)
         self.gone.fill_(self.written - self.size)
 
+    def write_as(self, writer: int) -> None:
+        """Whose rows come next: `append`, `cut` and `line` then mean this writer's columns."""
+        assert writer == 0
+
     def append(self, step: Transition) -> None:
-        start = self.head * self.columns
-        line = slice(start, start + self.columns)
+        start = self._start(self.head)
+        line = slice(start, start + self.width)
         if self.links is not None:
             self.links[line] = self._find_frames(step.obs.actor)
         following = self.obs.parts(step.next_obs)
         self.obs.write(start, self.obs.parts(step.obs))
-        self.obs.write((self.head + 1) % self.lines * self.columns, following)
+        self.obs.write(self._start((self.head + 1) % self.lines), following)
         self.action[line] = step.action
         self.reward[line] = step.reward
         self.ends[line] = step.terminated * TERMINATED + step.truncated * TRUNCATED
@@ -164,19 +171,34 @@ class Ring:
 
     def _find_frames(self, stacks: Tensor) -> Tensor:
         """`links` of rows about to be written at the head, from their whole stacks [N, S, H, W]."""
-        links = torch.zeros(self.columns, dtype=torch.uint8, device=stacks.device)
+        links = torch.zeros(self.width, dtype=torch.uint8, device=stacks.device)
         for back in range(1, self.stack):
             frame = stacks[:, -1 - back].to(self.obs.actor.dtype)
-            start = (self.head - back) % self.lines * self.columns
-            same = _everywhere(frame == self.obs.actor[start : start + self.columns])
+            start = self._start((self.head - back) % self.lines)
+            same = _everywhere(frame == self.obs.actor[start : start + self.width])
             blank = _everywhere(frame == 0)
             links |= torch.where(same, 1 << (back - 1), LOST_FRAME * ~blank).to(torch.uint8)
         return links
 
-    def drop_oldest(self, rows: int) -> None:
-        """So many rows per environment cannot be read any more."""
-        self.size -= rows
+    def _start(self, line: int) -> int:
+        """The address where writing into a line begins."""
+        return line * self.columns + self.first
+
+    @property
+    def stored(self) -> int:
+        """Rows stored, of all environments together."""
+        return self.size * self.columns
+
+    def trim(self, rows: int) -> Tensor | None:
+        """Keep the newest `rows` per environment; tells the addresses that cannot be read any more, if any."""
+        excess = self.size - rows
+        if excess <= 0:
+            return None
+        start = (self.written - self.size) % self.lines
+        age = torch.arange(excess, device=self.every_column.device).unsqueeze(1)
+        self.size -= excess
         self.moved()
+        return ((start + age) % self.lines * self.columns + self.every_column).flatten()
 
     def cut(self) -> None:
         """Mark a break after the newest row: what is appended next does not follow from it.
@@ -185,8 +207,8 @@ class Ring:
         """
         if self.size == 0:
             return
-        start = (self.head - 1) % self.lines * self.columns
-        line = slice(start, start + self.columns)
+        start = self._start((self.head - 1) % self.lines)
+        line = slice(start, start + self.width)
         running = self.ends[line] == 0
         self.ends[line] += running * TRUNCATED
         ahead = self.obs.gather(self.head * self.columns + self.every_column)
@@ -208,8 +230,16 @@ class Ring:
         line = address // self.columns
         return (line - self.gone) % self.lines, address % self.columns
 
+    def exists(self, age: Tensor, column: Tensor) -> Tensor:
+        """Is there a row of this age (0 or more), or is it yet to come?"""
+        return age < self.filled
+
+    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Age and column of rows that are all equally likely, from u [2, B] float64, uniform on [0, 1)."""
+        return (u[0] * self.filled).long(), (u[1] * self.columns).long()
+
     def line(self, age: int) -> Tensor:
-        """[N] addresses of the rows of one age."""
+        """Addresses of the rows of one age, in the columns that are written to."""
         start = (self.written - self.size + age) % self.lines * self.columns
         return start + self.every_column
 

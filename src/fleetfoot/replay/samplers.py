@@ -33,7 +33,7 @@ class Sampler(Protocol):
     def draw(self, rows: int, ring: Ring) -> Drawn: ...
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
-        """The ring has just taken a line; td_error [N] absolute, or None where nobody knows it yet."""
+        """The ring has just taken a line; td_error (one per row of it) absolute, or None where nobody knows it yet."""
         ...
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
@@ -75,7 +75,7 @@ class UniformConfig:
         return 0
 
     def build_sampler(self, ring: Ring, rows: int, seed: int, device: torch.device) -> Uniform:
-        return Uniform(ring.columns, seed, device)
+        return Uniform(seed, device)
 
 
 class Uniform:
@@ -83,15 +83,14 @@ class Uniform:
 
     capturable = True
 
-    def __init__(self, columns: int, seed: int, device: torch.device):
-        self.columns, self.device = columns, device
+    def __init__(self, seed: int, device: torch.device):
+        self.device = device
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
         # float64: float32 has too few steps to reach every row of a large ring equally often.
         u = torch.rand(2, rows, generator=self.generator, device=self.device, dtype=torch.float64)
-        age, column = (u[0] * ring.filled).long(), (u[1] * self.columns).long()
-        return Drawn(age, column, torch.ones(rows, device=self.device))
+        return Drawn(*ring.anywhere(u), torch.ones(rows, device=self.device))
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
         """There are no priorities."""
@@ -100,7 +99,7 @@ class Uniform:
         """There are no priorities."""
 
     def readable(self, ring: Ring) -> int:
-        return ring.size * ring.columns
+        return ring.stored
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": generator_state(self.generator)}
@@ -177,7 +176,7 @@ class Proportional:
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
         if td_error is None:
-            priority = self.largest.expand(ring.columns)
+            priority = self.largest.expand(ring.width)
         else:
             priority = self._priority(td_error)
             self.largest = torch.maximum(self.largest, priority.amax())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -107,33 +108,190 @@ class Interrupt:
             signal.signal(number, handler)
 
 
-@dataclass
-class Run:
-    """The parts of a run in one process, and what is written down about it."""
+@dataclass(kw_only=True)
+class Learning:
+    """The half of a run that learns, and what is written down about it; who collects is left open."""
 
     recipe: Recipe  # of the whole run
-    share: Recipe  # of this process; the same where there is only one
-    ranks: Ranks
     folder: Path
     device: torch.device
-    env: VecEnv
-    obs: Obs  # what to act on first
     agent: Agent
-    explorer: Explorer
     replay: Replay
     pace: Pace
-    evaluator: Evaluator | None  # the first rank's business, as is the next
-    checkpoint: Checkpoint | None
     log: Log
-    episodes: EpisodeStats
+    checkpoint: Checkpoint | None  # the first rank's business
     clock: Clock
     split: TimeSplit
+    ranks: Ranks = ALONE
     vec_steps: int = 0
     updates: int = 0
     owed: int = 0  # updates that the vec steps so far call for and that are not made yet
     last_return: float = float("nan")
     best_return: float = float("nan")
     saved_at: int = -1
+
+    def counters(self) -> Counters:
+        return Counters(
+            vec_steps=self.vec_steps,
+            env_steps=self.vec_steps * self.recipe.num_envs,
+            updates=self.updates,
+            train_seconds=self.clock.seconds(),
+        )
+
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        """Note that the updates owed were made, and what they found."""
+        self.updates, self.owed = self.updates + self.owed, 0
+        self.log.add(metrics)
+
+    def settled(self, seconds: float) -> None:
+        """Everything that compiles has compiled, which took so long and does not count as training."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.clock.go_on()
+        self.split.forget()
+        self.log.add({"time/compile_s": seconds})
+
+    def tally(self) -> None:
+        """Hand the log what has been counted since it was last read."""
+        raise NotImplementedError
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of an evaluation of the policy as it is now; none where they come later (see `evaluated`)."""
+        raise NotImplementedError
+
+    def evaluated(
+        self, counters: Counters, metrics: dict[str, float], state: dict[str, Any] | None = None
+    ) -> None:
+        """Take note of the policy's return at `counters`; `state` is that of the run then, None: as it is now."""
+        self.last_return = metrics[EVAL_RETURN]
+        if not self.last_return <= self.best_return:  # also when there was none before
+            self.best_return = self.last_return
+            write = partial(self._write_best, state, counters.vec_steps)
+            self._assemble(write, with_replay=False)
+
+    def bookkeep(self, *, last: bool) -> None:
+        """Log, evaluate and save when each is due, and all three at the `last` step.
+
+        The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
+        """
+        self.split.next_vec_step()
+        every = self.recipe.evaluation.every_vec_steps
+        evaluate = last or (every > 0 and self.vec_steps % every == 0)
+        save = last or self.recipe.checkpoint.due(self.vec_steps)
+        if not (evaluate or save or self.log.due(self.vec_steps)):
+            return
+        self.tally()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
+        with self.clock.paused():
+            with self.ranks.agreeing():
+                metrics = self.log.read(self.counters())
+            metrics |= self.split.metrics()
+            if evaluate:
+                metrics |= self.ranks.first_says(self.evaluate)
+            with self.ranks.agreeing():
+                self.log.write(self.counters(), metrics)
+            if EVAL_RETURN in metrics:
+                self.evaluated(self.counters(), metrics)
+            if save:
+                self.save()
+
+    def save(self) -> None:
+        self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)
+        self.saved_at = self.vec_steps
+
+    def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
+        check_same(self.agent, self.ranks)
+        part = None if self.ranks.first else self.own_state(with_replay=with_replay)
+        self.ranks.assemble(part, write)
+
+    def _write(self, parts: Iterator[Any]) -> None:
+        assert self.checkpoint is not None
+        recipe_json = to_json(self.recipe)
+        self.checkpoint.save(
+            self.state_dict(), recipe_json=recipe_json, step=self.vec_steps, parts=parts
+        )
+
+    def _write_best(self, state: dict[str, Any] | None, step: int, parts: Iterator[Any]) -> None:
+        assert self.checkpoint is not None
+        self.checkpoint.save_best(
+            self.state_dict() if state is None else state,
+            recipe_json=to_json(self.recipe),
+            step=step,
+            score=self.best_return,
+            parts=parts,
+        )
+
+    def interrupted(self) -> None:
+        """Save at once, unless what would be saved is spoiled or saved already."""
+        if self.saved_at != self.vec_steps:
+            self.tally()
+            with self.ranks.agreeing():
+                self.log.flush(self.counters())
+            self.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            "replay": self.replay.state_dict(),
+            "pace": self.pace.state_dict(),
+            "vec_steps": self.vec_steps,
+            "updates": self.updates,
+            "owed": self.owed,
+            "train_seconds": self.clock.seconds(),
+            "last_return": self.last_return,
+            "best_return": self.best_return,
+        }
+
+    def own_state(self, *, with_replay: bool) -> dict[str, Any]:
+        """What the state of another rank than the first holds of its own."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """UserError where the state does not fit."""
+        try:
+            self._load(state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
+        self.vec_steps, self.updates = state["vec_steps"], state["updates"]
+        self.owed = 0 if self.pace.held_vec_steps else state["owed"]
+        self.last_return, self.best_return = state["last_return"], state["best_return"]
+        self.clock.restart(state["train_seconds"])
+        self.saved_at = self.vec_steps
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name in ("agent", "pace"):
+            getattr(self, name).load_state_dict(state[name])
+        if "replay" in state:
+            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
+        else:
+            self.pace.hold(self.recipe.pace.warmup_vec_steps)
+
+    def result(self, finished: bool) -> Result:
+        return Result(
+            folder=self.folder,
+            policy=self.agent.policy,
+            counters=self.counters(),
+            last_return=self.last_return,
+            best_return=self.best_return,
+            finished=finished,
+        )
+
+    def close(self) -> None:
+        self.log.close()
+
+
+@dataclass(kw_only=True)
+class Run(Learning):
+    """A whole run in one process, or one rank of it."""
+
+    share: Recipe  # of this process; the same where there is only one
+    env: VecEnv
+    obs: Obs  # what to act on first
+    explorer: Explorer
+    evaluator: Evaluator | None  # the first rank's business
+    episodes: EpisodeStats
 
     @staticmethod
     def build(recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Run:
@@ -196,14 +354,6 @@ class Run:
             run.log.merge = lambda totals: added(ranks.gather_json(totals))
         return run
 
-    def counters(self) -> Counters:
-        return Counters(
-            vec_steps=self.vec_steps,
-            env_steps=self.vec_steps * self.recipe.num_envs,
-            updates=self.updates,
-            train_seconds=self.clock.seconds(),
-        )
-
     def collected(self, fresh: Transition) -> None:
         """Note one vec step for the log."""
         self.vec_steps += 1
@@ -211,108 +361,24 @@ class Run:
         seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
         self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
 
-    def learned(self, metrics: dict[str, Tensor]) -> None:
-        """Note that the updates owed were made, and what they found."""
-        self.updates, self.owed = self.updates + self.owed, 0
-        self.log.add(metrics)
-
-    def bookkeep(self, *, last: bool) -> None:
-        """Log, evaluate and save when each is due, and all three at the `last` step.
-
-        The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
-        """
-        self.split.next_vec_step()
-        every = self.recipe.evaluation.every_vec_steps
-        evaluate = last or (every > 0 and self.vec_steps % every == 0)
-        save = last or self.recipe.checkpoint.due(self.vec_steps)
-        if not (evaluate or save or self.log.due(self.vec_steps)):
-            return
+    def tally(self) -> None:
         self.log.add(self.episodes.metrics())
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
-        with self.clock.paused():
-            with self.ranks.agreeing():
-                metrics = self.log.read(self.counters())
-            metrics |= self.split.metrics()
-            if evaluate:
-                metrics |= self.ranks.first_says(self._evaluate)
-            with self.ranks.agreeing():
-                self.log.write(self.counters(), metrics)
-            if evaluate:
-                self.last_return = metrics[EVAL_RETURN]
-                if not self.last_return <= self.best_return:  # also when there was none before
-                    self.best_return = self.last_return
-                    self._assemble(self._write_best, with_replay=False)
-            if save:
-                self.save()
 
-    def _evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         assert self.evaluator is not None
         begun = time.perf_counter()
         metrics = self.evaluator(self.agent.policy).metrics()
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 
-    def settled(self, seconds: float) -> None:
-        """Everything that compiles has compiled, which took so long and does not count as training."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.clock.go_on()
-        self.split.forget()
-        self.log.add({"time/compile_s": seconds})
-
-    def save(self) -> None:
-        self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)
-        self.saved_at = self.vec_steps
-
-    def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
-        check_same(self.agent, self.ranks)
-        part = None if self.ranks.first else self.own_state(with_replay=with_replay)
-        self.ranks.assemble(part, write)
-
-    def _write(self, parts: Iterator[Any]) -> None:
-        assert self.checkpoint is not None
-        recipe_json = to_json(self.recipe)
-        self.checkpoint.save(
-            self.state_dict(), recipe_json=recipe_json, step=self.vec_steps, parts=parts
-        )
-
-    def _write_best(self, parts: Iterator[Any]) -> None:
-        assert self.checkpoint is not None
-        self.checkpoint.save_best(
-            self.state_dict(),
-            recipe_json=to_json(self.recipe),
-            step=self.vec_steps,
-            score=self.best_return,
-            parts=parts,
-        )
-
-    def interrupted(self) -> None:
-        """Save at once, unless what would be saved is spoiled or saved already."""
-        if self.saved_at != self.vec_steps:
-            self.log.add(self.episodes.metrics())
-            with self.ranks.agreeing():
-                self.log.flush(self.counters())
-            self.save()
-
     def state_dict(self) -> dict[str, Any]:
-        whole = {
-            "agent": self.agent.state_dict(),
+        whole = super().state_dict() | {
             "explorer": self.explorer.state_dict(),
-            "replay": self.replay.state_dict(),
-            "pace": self.pace.state_dict(),
             "env": self.env.state_dict(),
             "episodes": self.episodes.state_dict(),
-            "vec_steps": self.vec_steps,
-            "updates": self.updates,
-            "owed": self.owed,
-            "train_seconds": self.clock.seconds(),
-            "last_return": self.last_return,
-            "best_return": self.best_return,
         }
         return whole if self.ranks.world == 1 else whole | {"world": self.ranks.world}
 
     def own_state(self, *, with_replay: bool) -> dict[str, Any]:
-        """What the state of another rank than the first holds of its own."""
         own = {
             "generators": generator_states(self.agent),
             "explorer": self.explorer.state_dict(),
@@ -321,53 +387,29 @@ class Run:
         }
         return own | {"replay": self.replay.state_dict()} if with_replay else own
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         """Go on exactly; with another number of ranks, go on with what does not depend on it: the agent, the counters,
         and new episodes."""
-        try:
-            for name in ("agent", "pace"):
-                getattr(self, name).load_state_dict(state[name])
-            if state.get("world", 1) != self.ranks.world:
-                for name in ("replay", "generators"):
-                    state.pop(name, None)
-                own = {"explorer": self.explorer.state_dict(), "env": None}
-                own["explorer"] = carried_over(state["explorer"], own["explorer"])
-                state = state | own | {"episodes": self.episodes.state_dict()}
-            if "generators" in state:
-                restore_generators(self.agent, state["generators"])
-            elif not self.ranks.first:
-                reseed(self.agent, self.recipe.seeds(self.ranks.rank).agent)
-            for name in ("explorer", "episodes"):
-                getattr(self, name).load_state_dict(state[name])
-            if "replay" in state:
-                self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
-            else:
-                self.pace.hold(self.recipe.pace.warmup_vec_steps)
-            if state["env"] is not None:
-                self.obs = self.env.load_state_dict(state["env"])
-            else:  # the simulator began anew: what follows does not continue
-                self.replay.cut()
-                self.episodes.restart()
-                everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
-                self.explorer.restart(everywhere)
-        except (KeyError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
-        self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.owed = 0 if self.pace.held_vec_steps else state["owed"]
-        self.last_return, self.best_return = state["last_return"], state["best_return"]
-        self.clock.restart(state["train_seconds"])
-        self.saved_at = self.vec_steps
-
-    def result(self, finished: bool) -> Result:
-        return Result(
-            folder=self.folder,
-            policy=self.agent.policy,
-            counters=self.counters(),
-            last_return=self.last_return,
-            best_return=self.best_return,
-            finished=finished,
-        )
+        if state.get("world", 1) != self.ranks.world:
+            for name in ("replay", "generators"):
+                state.pop(name, None)
+            explorer = carried_over(state["explorer"], self.explorer.state_dict())
+            state = state | {"explorer": explorer, "env": None}
+            state["episodes"] = self.episodes.state_dict()
+        super()._load(state)
+        if "generators" in state:
+            restore_generators(self.agent, state["generators"])
+        elif not self.ranks.first:
+            reseed(self.agent, self.recipe.seeds(self.ranks.rank).agent)
+        for name in ("explorer", "episodes"):
+            getattr(self, name).load_state_dict(state[name])
+        if state["env"] is not None:
+            self.obs = self.env.load_state_dict(state["env"])
+        else:  # the simulator began anew: what follows does not continue
+            self.replay.cut()
+            self.episodes.restart()
+            everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
+            self.explorer.restart(everywhere)
 
     def close(self) -> None:
         with ExitStack() as stack:  # each is closed, also when another fails to

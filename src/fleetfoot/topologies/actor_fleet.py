@@ -1,0 +1,149 @@
+"""The learner's view of its actors: what it has asked of them, what has come back, and who had to be replaced.
+
+Actors work when asked to. The learner keeps a few requests open with each of them, so an actor always has the next one
+at hand, and one whose blocks nobody takes has nothing to do: that is all the back-pressure there is, and nothing can
+wait for something that waits for it. With every request goes the newest version of the weights.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fleetfoot.data import EnvSpec
+from fleetfoot.part import UserError
+from fleetfoot.topologies.actor import Actor
+from fleetfoot.topologies.block import Block
+from fleetfoot.topologies.cluster import (
+    PackedRecipe,
+    Published,
+    RayConfig,
+    Restarts,
+    cause,
+    publish,
+    remote,
+)
+
+
+class Fleet:
+    def __init__(
+        self,
+        ray: Any,
+        cfg: RayConfig,
+        packed: PackedRecipe,
+        *,
+        actors: int,
+        lines: int,
+        ahead: int,
+        priorities: bool,
+        bf16: bool,
+        incarnations: list[int],
+        restarts: Restarts,
+    ):
+        """`lines`: vec steps of a block; `ahead`: requests open with each actor."""
+        self.ray, self.cfg, self.packed = ray, cfg, packed
+        self.actors, self.lines, self.ahead, self.priorities = actors, lines, ahead, priorities
+        self.bf16 = bf16
+        self.incarnations, self.restarts = incarnations, restarts
+        self.handles: list[Any] = [None] * actors
+        self.starting: list[Any] = [None] * actors
+        self.open: list[deque[Any]] = [deque() for _ in range(actors)]
+        self.taken = [0] * actors  # blocks of the present incarnation
+        self.turn = 0  # whose block is looked for first, so that a slow learner serves all alike
+        self.weights = Published(0, None)
+        # Told the number of an actor whose next rows do not follow from its last ones.
+        self.replaced: Callable[[int], None] = lambda actor: None
+
+    def start(self) -> EnvSpec:
+        """Start all actors; tells what their environments are together."""
+        for actor in range(self.actors):
+            self._launch(actor)
+        actor, specs = 0, list[EnvSpec]()
+        while len(specs) < self.actors:
+            if (spec := self._started(actor)) is not None:
+                specs.append(spec)
+                actor += 1
+        spec = specs[0]
+        return replace(
+            spec, num_envs=spec.num_envs * self.actors, task_ids=spec.task_ids * self.actors
+        )
+
+    def publish(self, weights: dict[str, Any]) -> None:
+        """A new version, for requests from now on."""
+        self.weights = publish(self.ray, self.weights.version + 1, weights)
+
+    def ask(self) -> None:
+        """Open requests until each actor has as many as it may have."""
+        for actor, handle in enumerate(self.handles):
+            while len(self.open[actor]) < self.ahead:
+                version, ref = self.weights
+                self.open[actor].append(handle.collect.remote(self.lines, version, ref))
+
+    def next_block(self, timeout: float) -> Block | None:
+        """A block that no call has given before, in the order in which its actor collected it; None: there is none."""
+        waiting = {refs[0]: actor for actor, refs in enumerate(self.open) if refs}
+        if not (ready := self._ready(list(waiting), timeout)):
+            return None
+        actor = min((waiting[ref] for ref in ready), key=lambda a: (a - self.turn) % self.actors)
+        self.turn = (actor + 1) % self.actors
+        if self.starting[actor] is not None and self._started(actor) is None:
+            return None
+        try:
+            block: Block = self.ray.get(self.open[actor].popleft())
+        except Exception as error:
+            self._replace(actor, error)
+            return None
+        if (block.incarnation, block.sequence) != (self.incarnations[actor], self.taken[actor]):
+            raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
+        self.taken[actor] += 1
+        return block
+
+    def queue(self) -> int:
+        """Blocks that are finished and not taken."""
+        every = [ref for refs in self.open for ref in refs]
+        return len(self._ready(every, 0.0))
+
+    def close(self) -> None:
+        for handle in self.handles:
+            if handle is not None:
+                self.ray.kill(handle)
+
+    def _ready(self, refs: list[Any], timeout: float) -> list[Any]:
+        if not refs:
+            return []
+        ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        if not ready and timeout > 0:
+            ready, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
+        return list(ready)
+
+    def _launch(self, actor: int) -> None:
+        make = remote(self.ray, Actor, cpus=self.cfg.worker_cpus)
+        handle = make.remote(self.packed, actor, self.actors, self.incarnations[actor])
+        self.handles[actor] = handle
+        threads = max(1, int(self.cfg.worker_cpus))
+        self.starting[actor] = handle.start.remote(threads, self.priorities, self.bf16)
+        self.taken[actor] = 0
+
+    def _started(self, actor: int) -> EnvSpec | None:
+        """Wait until an actor is built; replaces it where that fails."""
+        ref, self.starting[actor] = self.starting[actor], None
+        if ref is None:
+            return None
+        try:
+            spec: EnvSpec = self.ray.get(ref)
+        except Exception as error:
+            self._replace(actor, error)
+            return None
+        return spec
+
+    def _replace(self, actor: int, error: BaseException) -> None:
+        if isinstance(inner := cause(error), UserError):
+            raise UserError(str(inner)) from error
+        self.restarts.note(f"actor {actor}", error)
+        self.ray.kill(self.handles[actor])
+        self.open[actor].clear()
+        self.incarnations[actor] += 1
+        self.replaced(actor)
+        self._launch(actor)

@@ -1,0 +1,190 @@
+"""What an actor does, without Ray: blocks, the local buffer, first priorities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fleetfoot import recipes
+from fleetfoot.data import Obs, Transition
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.explore import EpsilonLadderConfig, NoiseLadderConfig, ladder, share_of
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import Replay, ReplayConfig
+from fleetfoot.topologies.actor import Actor, ActorFailed
+from fleetfoot.topologies.block import pack_lines, unpack_lines
+from fleetfoot.topologies.cluster import pack_recipe, to_arrays, to_tensors
+from fleetfoot.topologies.local_buffer import LocalBuffer
+from replay.test_frames import Film, frame_spec
+from replay.test_replay import Stream, make_spec
+
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lines=st.integers(1, 12),
+    width=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+    end_share=st.sampled_from([0.0, 0.3, 1.0]),
+    kind=st.sampled_from(["vector", "frames", "privileged"]),
+)
+def test_a_block_arrives_as_it_was_sent(
+    lines: int, width: int, seed: int, end_share: float, kind: str
+) -> None:
+    private = {"critic_shape": (7,), "critic_prefix": 4} if kind == "privileged" else {}
+    spec = frame_spec(width) if kind == "frames" else make_spec(width, **private)
+    stream: Any = (Film if kind == "frames" else Stream)(spec, seed, end_share)
+    sent = [stream.step() for _ in range(lines)]
+    came = list(unpack_lines(pack_lines(sent, spec), spec, CPU))
+    assert len(came) == lines
+    for one, other in zip(sent, came, strict=True):
+        for name in ("action", "reward", "terminated", "truncated"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        for name in ("obs", "next_obs"):
+            assert torch.equal(getattr(one, name).actor, getattr(other, name).actor)
+            assert torch.equal(getattr(one, name).critic, getattr(other, name).critic)
+
+
+def test_frames_travel_once() -> None:
+    """A block of L lines has L + 3 frames per environment and the stacks that began inside, not 8 L."""
+    spec = frame_spec(2)
+    film = Film(spec, 0, 0.0)
+    packed = pack_lines([film.step() for _ in range(50)], spec)
+    frame = 2 * 3
+    sent = sum(
+        a.nbytes for a in (packed["first"]["actor"], packed["newest"], packed["begun"]["actor"])
+    )
+    assert sent == 2 * (4 + 50) * frame
+
+
+class Zero:
+    """Thinks that nothing is worth anything, so that the error of a row is the return of its window."""
+
+    reward_scale = 1.0
+
+    def __call__(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, 1), obs.actor[:, 0]  # a value that the observation itself tells
+
+
+def test_the_windows_of_a_hand_made_episode() -> None:
+    """Rewards 1 to 7, then the end; n = 3, gamma = 0.9. Values are 100 beside a window that is cut by nothing."""
+    buffer = LocalBuffer(
+        Zero(), lambda obs: obs.actor, n_step=3, gamma=0.9, bootstrap_truncated=True
+    )
+    found = []
+    for t in range(12):
+        obs = Obs(torch.full((1, 1), 100.0), torch.zeros(1, 1))
+        step = Transition(
+            obs=obs,
+            action=torch.zeros(1, dtype=torch.int64),
+            reward=torch.tensor([float(t + 1)]),
+            terminated=torch.tensor([t == 6]),
+            truncated=torch.tensor([False]),
+            next_obs=obs,
+            info={},
+        )
+        ready = buffer.add(step, torch.zeros(1, 2))
+        assert (ready is not None) == (t >= 3)
+        if ready is not None:
+            assert float(ready.step.reward) == t - 2  # three steps late, in order
+            found.append(float(ready.td_error))
+    whole = [t + 0.9 * (t + 1) + 0.81 * (t + 2) + 0.729 * 100 for t in (1, 2, 3, 4)]
+    assert found[:7] == pytest.approx([*whole, 5 + 0.9 * 6 + 0.81 * 7, 6 + 0.9 * 7, 7.0], rel=1e-6)
+
+
+def few(name: str, **changes: Any) -> Recipe:
+    return replace(recipes.get(name), num_envs=4, device="cpu", threads=1, **changes)
+
+
+def collected(recipe: Recipe, lines: int) -> tuple[Any, Replay, int]:
+    """An agent, a replay with what an actor with its weights has collected, and the environments' number."""
+    actor = Actor(pack_recipe(recipe), 0, 1, 0)
+    spec = actor.start(threads=1, priorities=True)
+    seed = recipe.seeds().agent + 1  # not the actor's own: its weights must be those it is given
+    agent: Any = recipe.agent.build(
+        spec, gamma=recipe.gamma, total_updates=1, seed=seed, device=CPU
+    )
+    weights = {name: getattr(agent, name).state_dict() for name in ("behaviour", "appraiser")}
+    block = actor.collect(lines, 1, to_arrays(weights))
+    replay = recipe.replay.build(spec, gamma=recipe.gamma, seed=0, device=CPU)
+    errors = to_tensors(block.td_error)
+    for step, td_error in zip(unpack_lines(block.lines, spec, CPU), errors, strict=True):
+        replay.append(step, td_error)
+    return agent, replay, spec.num_envs
+
+
+@pytest.mark.parametrize("name", ["apex_dqn/cartpole", "apex_dpg/pendulum"])
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_first_priorities_are_the_learners_own_errors(name: str, bootstrap: bool) -> None:
+    """Same weights, targets equal to networks: what the actor states is what an update would find."""
+    recipe = few(name)
+    sampler: Any = replace(recipe.replay.sampler, alpha=1.0)  # type: ignore[type-var]
+    env = TensorConfig(task="cartpole" if "cartpole" in name else "pendulum")
+    n_step = 3
+    cfg = ReplayConfig(
+        capacity=4_000, n_step=n_step, bootstrap_truncated=bootstrap, sampler=sampler
+    )
+    lines = 250  # beyond the time limit of 200 of the pendulum
+    agent, replay, width = collected(replace(recipe, env=env, replay=cfg), lines)
+    leaves = replay.sampler.tree.levels[0].view(-1)  # type: ignore[attr-defined]
+    batch = replay.sample(4_096)
+    whole = batch.row_id // width < lines - n_step  # windows that do not reach the write head
+    noise = torch.zeros(len(batch.reward), getattr(agent, "actions", 1))
+    inputs = (batch,) if "dqn" in name else (batch, noise)
+    td_error = agent.critic_loss(*inputs)[2]
+    stated = leaves[replay.ring.address(*replay.ring.named(batch.row_id))] - 1e-6
+    assert int(whole.sum()) > 3_000
+    torch.testing.assert_close(
+        stated[whole].float(), td_error[whole], rtol=1e-4, atol=1e-5 * float(td_error.max())
+    )
+
+
+def test_actors_share_one_ladder() -> None:
+    total, width = 8, 2
+    rungs = []
+    for actor in range(4):
+        cfg = share_of(EpsilonLadderConfig(), actor * width, total)
+        explorer: Any = cfg.build(
+            make_spec(width, action=frame_spec(1).action), seed=actor, device=CPU
+        )
+        rungs.append(explorer.epsilon)
+    assert torch.allclose(torch.cat(rungs).double(), ladder(0.4, 7.0, 8), atol=1e-6)
+    noisy = NoiseLadderConfig(std_min=0.1, std_max=0.8, redraw="never")
+    stds = [
+        share_of(noisy, actor * width, total).build(make_spec(width), seed=0, device=CPU)
+        for actor in range(4)
+    ]
+    whole = noisy.build(make_spec(total), seed=0, device=CPU)
+    assert torch.equal(torch.cat([one.std for one in stds]), whole.std)  # type: ignore[attr-defined]
+
+
+def test_seeds_differ_between_actors_and_incarnations_and_begin_as_synchronous() -> None:
+    packed = pack_recipe(few("apex_dqn/cartpole"))
+    seeds = []
+    for number, incarnation in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        actor = Actor(packed, number, 2, incarnation)
+        actor.start(threads=1, priorities=False)
+        seeds.append(actor.seeds)
+    assert seeds[0] == few("apex_dqn/cartpole").seeds()
+    assert len({s.env for s in seeds}) == len({s.explorer for s in seeds}) == 4
+
+
+def test_what_an_environment_raises_names_its_seed() -> None:
+    actor = Actor(pack_recipe(few("apex_dqn/cartpole")), 1, 2, 3)
+    actor.start(threads=1, priorities=False)
+
+    def crash() -> Any:
+        raise ZeroDivisionError("the robot has left the world")
+        yield
+
+    actor.steps = crash()
+    weights = to_arrays({"behaviour": actor.agent.behaviour.state_dict()})
+    with pytest.raises(ActorFailed, match=rf"seed {actor.seeds.env}: ZeroDivisionError: the robot"):
+        actor.collect(1, 1, weights)

@@ -1,0 +1,285 @@
+"""Ape-X on a Ray of its own: equal to `synchronous` in lockstep, learns, and survives the loss of its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from fleetfoot import checkpoint, recipes
+from fleetfoot.api import resume, train
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Recipe, Seeds
+from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.cluster import RayConfig, cluster, load_ray
+from fleetfoot.topologies.synchronous import SynchronousConfig
+from topologies.crashing import CrashingConfig
+from topologies.test_synchronous import agent_state, assert_same
+
+QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One local Ray for all tests of this module: it takes seconds to start."""
+    with cluster(RayConfig(), cpus=16, gpus=0) as started:
+        yield started
+
+
+def small(name: str, **changes: Any) -> Recipe:
+    base = recipes.get(name)
+    fields: dict[str, Any] = {
+        "log": QUIET,
+        "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2),
+        "checkpoint": CheckpointConfig(every_vec_steps=50),
+        "num_envs": 8,
+        "batch_size": 16,
+        "total_vec_steps": 150,
+        "device": "cpu",
+        "threads": 1,
+    }
+    return replace(base, **(fields | changes))
+
+
+def changed(recipe: Recipe, **changes: Any) -> Recipe:
+    """With another topology of the same kind."""
+    assert isinstance(recipe.topology, ActorLearnerConfig)
+    return replace(recipe, topology=replace(recipe.topology, **changes))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def when(folder: Path, vec_steps: int, act: Callable[[], None]) -> threading.Thread:
+    """Do something as soon as a run has come so far."""
+
+    def watch() -> None:
+        for _ in range(3_000):
+            if any(line["vec_steps"] >= vec_steps for line in lines(folder)):
+                return act()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def kill(role: str) -> None:
+    """SIGKILL one process that plays a role in this test's own Ray."""
+    mine = psutil.Process().children(recursive=True)
+    found = [p for p in mine if p.cmdline() and p.cmdline()[0].startswith(f"ray::{role}")]
+    assert found, [p.cmdline()[:1] for p in mine]
+    found[0].kill()
+
+
+def assert_counters_add_up(folder: Path, recipe: Recipe) -> None:
+    """Every row that was counted is in the replay once, and no other is."""
+    assert isinstance(recipe.topology, ActorLearnerConfig)
+    state = checkpoint.load(folder).state
+    received = state["lines"]
+    assert sum(received) // recipe.topology.actors == state["vec_steps"] == recipe.total_vec_steps
+    heads = state["replay"]["ring"]["heads"]
+    assert [written for _, written in heads] == received
+    expected = recipe.pace.updates_after(recipe.total_vec_steps)
+    assert state["updates"] == expected
+
+
+@pytest.mark.parametrize("name", ["apex_dqn/cartpole", "apex_dpg/pendulum"])
+def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_path: Path) -> None:
+    recipe = small(name, total_vec_steps=120)
+    lockstep = replace(recipe, topology=ActorLearnerConfig(actors=1, lockstep=True))
+    train(lockstep, tmp_path / "apart")
+    train(replace(recipe, topology=SynchronousConfig()), tmp_path / "together")
+    assert_same(agent_state(tmp_path / "apart"), agent_state(tmp_path / "together"))
+    found = [
+        [line.get("critic/loss") for line in lines(tmp_path / f)] for f in ("apart", "together")
+    ]
+    assert found[0] == found[1]
+    assert any(found[0])
+
+
+def test_an_interrupted_run_saves_and_goes_on(ray: Any, tmp_path: Path) -> None:
+    recipe = small("apex_dqn/cartpole", total_vec_steps=2_000)
+    recipe = changed(recipe, actors=2)
+    thread = when(tmp_path / "run", 60, lambda: os.kill(os.getpid(), signal.SIGINT))
+    result = train(recipe, tmp_path / "run")
+    thread.join()
+    assert not result.finished
+    assert 60 <= result.counters.vec_steps < 2_000
+    total = result.counters.vec_steps + 50
+    elsewhere = changed(recipe, ray=RayConfig(max_restarts=3)).topology
+    again = resume(tmp_path / "run", total_vec_steps=total, topology=elsewhere)
+    assert again.finished
+    assert_counters_add_up(tmp_path / "run", replace(recipe, total_vec_steps=total))
+    stopped = result.counters.vec_steps  # where a line was due it has two
+    steps = [line["vec_steps"] for line in lines(tmp_path / "run")]
+    steps = [step for step in steps if step != stopped]
+    assert steps == sorted(set(steps)), "no line twice"
+    other = changed(recipe, actors=4).topology
+    with pytest.raises(UserError, match="cannot change"):
+        resume(tmp_path / "run", total_vec_steps=total + 50, topology=other)
+
+
+def test_a_crashing_environment_is_reported_with_its_seed_and_replaced(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seed = Seeds.of(0, 1, 0).env
+    recipe = changed(small("apex_dqn/cartpole", env=CrashingConfig(seed=seed)), actors=2)
+    assert train(recipe, tmp_path / "run").finished
+    said = capfd.readouterr().err
+    expected = f"actor 1 is lost (ActorFailed: environment seed {seed}: ZeroDivisionError: the pole has left the world)"
+    assert expected in said
+    assert "restart 1 of 10" in said
+    assert_counters_add_up(tmp_path / "run", recipe)
+    assert checkpoint.load(tmp_path / "run").state["incarnations"] == [0, 1]
+
+
+def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> None:
+    recipe = small("apex_dqn/cartpole", env=CrashingConfig(at=3))
+    recipe = changed(recipe, actors=1, ray=RayConfig(max_restarts=1))
+    with pytest.raises(UserError, match=r"actor 0 is lost .* after 1 restarts"):
+        train(recipe, tmp_path / "run")
+
+
+def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:
+    lean = CheckpointConfig(every_vec_steps=0, replay=False)
+    recipe = small("apex_dqn/cartpole", total_vec_steps=150, checkpoint=lean)
+    recipe = changed(recipe, actors=2, free=True)
+    result = train(recipe, tmp_path / "run")
+    assert result.finished
+    assert result.counters.updates > 0
+    again = resume(tmp_path / "run", total_vec_steps=250)  # with a replay that fills anew
+    assert again.counters.updates > result.counters.updates
+    seen = lines(tmp_path / "run")
+    assert all(line["fleet/queue_blocks"] <= 2 * 2 for line in seen if "fleet/queue_blocks" in line)
+    logged = {name for line in seen for name in line if name.startswith("fleet/")}
+    assert logged == {
+        "fleet/block_seconds",
+        "fleet/lag_versions",
+        "fleet/queue_blocks",
+        "fleet/restarts",
+        "fleet/rows_in_per_second",
+        "fleet/rows_learned_per_second",
+        "fleet/rows_learned_per_row_in",
+    }
+
+
+def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small("apex_dqn/cartpole", num_envs=10)
+    with pytest.raises(UserError, match="10 environments cannot be shared equally by 4 actors"):
+        train(recipe, tmp_path / "a")
+    with pytest.raises(UserError, match="one actor"):
+        ActorLearnerConfig(actors=2, lockstep=True)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"fleetfoot\[ray\]"):
+        load_ray()
+
+
+@pytest.mark.slow  # the test of killed workers below reaches the same with less luck
+def test_apex_dqn_solves_the_cartpole_with_four_actors(ray: Any, tmp_path: Path) -> None:
+    recipe = replace(recipes.get("apex_dqn/cartpole"), log=QUIET, device="cpu", threads=1)
+    result = train(recipe, tmp_path / "run")
+    assert result.best_return >= 475
+    assert_counters_add_up(tmp_path / "run", recipe)
+
+
+@pytest.mark.learning
+def test_apex_dpg_solves_the_pendulum(ray: Any, tmp_path: Path) -> None:
+    recipe = replace(recipes.get("apex_dpg/pendulum"), log=QUIET, device="cpu", threads=1)
+    assert train(recipe, tmp_path / "run").best_return >= -200
+
+
+@pytest.mark.learning
+def test_a_killed_actor_and_a_killed_learner_cost_nothing_but_time(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(recipes.get("apex_dqn/cartpole"), log=QUIET, device="cpu", threads=1)
+    recipe = replace(recipe, checkpoint=CheckpointConfig(every_vec_steps=100))
+    total = recipe.total_vec_steps
+    threads = [
+        when(tmp_path / "run", total // 4, lambda: kill("Actor")),
+        when(tmp_path / "run", total // 2, lambda: kill("Learner")),
+    ]
+    result = train(recipe, tmp_path / "run")
+    for thread in threads:
+        thread.join()
+    said = capfd.readouterr().err
+    assert "is lost (its process died); restart 1 of 10" in said
+    assert "the learner is lost (its process died)" in said
+    assert result.best_return >= 475
+    assert_counters_add_up(tmp_path / "run", recipe)
+    steps = [line["vec_steps"] for line in lines(tmp_path / "run") if "critic/loss" in line]
+    assert steps == sorted(set(steps)), "what the lost learner wrote after its checkpoint is gone"
+    incarnations = checkpoint.load(tmp_path / "run").state["incarnations"]
+    assert sorted(incarnations) == [1, 1, 1, 2]
+
+
+def test_ctrl_c_on_the_command_line_leaves_no_process_behind(tmp_path: Path) -> None:
+    words = [
+        "-m",
+        "fleetfoot",
+        "train",
+        "apex_dqn/cartpole",
+        "--no-video",
+        "--topology.actors",
+        "2",
+    ]
+    words += ["--folder", str(tmp_path / "run"), "--total-vec-steps", "100000", "--device", "cpu"]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    family: list[psutil.Process] = []
+
+    def stop() -> None:
+        family.extend(psutil.Process(process.pid).children(recursive=True))
+        process.send_signal(signal.SIGINT)
+
+    when(tmp_path / "run", 50, stop).join()
+    assert process.wait(timeout=60) == 130
+    assert len(family) > 4
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, [p.cmdline() for p in alive]
+    assert checkpoint.load(tmp_path / "run").step >= 50
+
+
+@pytest.mark.slow
+def test_a_cluster_of_three_nodes(tmp_path: Path) -> None:
+    """Three Ray nodes on this machine: a head without room for actors, and two with room for two each."""
+    script = f"""
+from dataclasses import replace
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from fleetfoot import recipes, train
+from fleetfoot.log import LogConfig
+from fleetfoot.topologies.cluster import RayConfig
+nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+for _ in range(2):
+    nodes.add_node(num_cpus=3)
+recipe = recipes.get("apex_dqn/cartpole")
+topology = replace(recipe.topology, ray=RayConfig(address=nodes.address))
+log = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
+recipe = replace(recipe, topology=topology, log=log, total_vec_steps=200, device="cpu", threads=1)
+assert train(recipe, Path({str(tmp_path / "run")!r})).finished
+nodes.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert torch.isfinite(torch.tensor(lines(tmp_path / "run")[-1]["critic/loss"]))

@@ -1,0 +1,243 @@
+"""Gorila as processes on Ray: the same weights in lockstep, and what happens when processes die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fleetfoot import checkpoint, recipes
+from fleetfoot.api import evaluate_run, resume, train
+from fleetfoot.log import LogConfig
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Recipe
+from fleetfoot.topologies.bundle import flat
+from fleetfoot.topologies.fleet import Fleet
+from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
+from topologies.test_parameter_server import small
+
+ray = pytest.importorskip("ray")
+
+SOLVED = 450.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray_for_all() -> Iterator[None]:
+    """Starting Ray takes seconds, and a run uses the one it finds."""
+    from fleetfoot.topologies.cluster import RayConfig, cluster
+
+    with cluster(RayConfig(object_store_gib=0.2), cpus=8, gpus=0):
+        yield
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def server(folder: Path) -> list[dict[str, Any]]:
+    shards: list[dict[str, Any]] = checkpoint.load(folder).state["server"]
+    return shards
+
+
+def weights(folder: Path, name: str = "weights") -> torch.Tensor:
+    return torch.cat([shard[name] for shard in server(folder)])
+
+
+def assert_adds_up(folder: Path) -> dict[str, Any]:
+    """Every update is an accepted gradient of some bundle, and all shards have made the same."""
+    shards = server(folder)
+    books = shards[0]["books"]
+    assert {shard["version"] for shard in shards} == {sum(books["accepted"].values())}
+    assert sum(books["lags"]) <= sum(sum(books[k].values()) for k in ("accepted", "stale"))
+    last = lines(folder)[-1]
+    assert last["updates"] == last["gradients/accepted"] == shards[0]["version"]
+    assert last["gradients/stale"] == sum(books["stale"].values())
+    assert last["gradients/outlying"] == sum(books["outlying"].values())
+    return last
+
+
+def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: Path) -> None:
+    """One bundle, two shards, stopped at step 60 and resumed: the weights of a run in one process."""
+    one = ParameterServerConfig(
+        bundles=1, shards=2, lockstep=True, shift_vec_steps=7, outlier_stds=None
+    )
+    train(small(topology=SynchronousConfig()), tmp_path / "serial")
+    train(small(topology=one, total_vec_steps=60), tmp_path / "gorila")
+    result = resume(tmp_path / "gorila", total_vec_steps=110)
+    serial = checkpoint.load(tmp_path / "serial").state
+    ours = checkpoint.load(tmp_path / "gorila").state
+    assert result.counters.updates == serial["updates"] == 200
+    assert result.last_return == serial["last_return"]
+    assert torch.equal(weights(tmp_path / "gorila"), flat(list(serial["agent"]["policy"].values())))
+    target = flat(list(serial["agent"]["critic_target"].values()))
+    assert torch.equal(weights(tmp_path / "gorila", "target"), target)
+    for name, value in serial["agent"]["policy"].items():
+        assert torch.equal(ours["agent"]["policy"][name], value)
+    kept = [line["vec_steps"] for line in lines(tmp_path / "gorila") if "eval/return" in line]
+    assert kept == [50, 60, 100, 110]
+    last = assert_adds_up(tmp_path / "gorila")
+    assert last["lag/upto0"] == 1.0
+    assert evaluate_run(tmp_path / "gorila", episodes=2, device="cpu").returns.shape == (2,)
+
+
+class Saboteur(threading.Thread):
+    """Kills one process of a fleet, once, as soon as the server has made so many updates."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str, after_updates: int):
+        super().__init__(daemon=True)
+        self.what, self.after_updates = what, after_updates
+        self.fleet: Fleet | None = None
+        self.killed_at: int | None = None
+        begin = Fleet.start
+
+        def start(fleet: Fleet, state: Any) -> None:
+            begin(fleet, state)
+            self.fleet = fleet
+            self.start()
+
+        monkeypatch.setattr(Fleet, "start", start)
+
+    def run(self) -> None:
+        assert self.fleet is not None
+        while True:
+            books = self.fleet.server.books()
+            if books.total("accepted") >= self.after_updates:
+                break
+            time.sleep(0.05)
+        process = self.fleet.bundles[1] if self.what == "bundle" else self.fleet.server.shards[1]
+        call = process.__ray_call__.remote(lambda _: os.getpid())
+        os.kill(ray.get(call), signal.SIGKILL)
+        self.killed_at = books.total("accepted")
+
+
+def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
+    """The environment raises at its third step, in every bundle; its seed is told."""
+    cfg = ParameterServerConfig(bundles=1)
+    topology = replace(cfg, ray=replace(cfg.ray, max_restarts=1))
+    recipe = small(env=fragile().FragileConfig(), topology=topology)
+    with pytest.raises(
+        UserError, match=r"bundle 0 \(environments of seed \d+\) is lost .*too hot.*1 restarts"
+    ):
+        train(recipe, tmp_path / "run")
+
+
+def fragile() -> Any:
+    from topologies import fragile_env
+
+    return fragile_env
+
+
+CTRL_C = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from fleetfoot.api import train
+from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from topologies.test_parameter_server import small
+
+cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)
+result = train(small(topology=cfg, total_vec_steps=1_000_000), Path(sys.argv[1]))
+print("finished" if result.finished else "stopped", result.counters.vec_steps)
+"""
+
+
+def test_ctrl_c_saves_and_leaves_no_process(tmp_path: Path) -> None:
+    """A Ray of its own, the signal to the whole foreground group, as a terminal sends it."""
+    folder = tmp_path / "run"
+    mark = f"FLEETFOOT_TEST={tmp_path.name}-{os.getpid()}"
+    name, _, value = mark.partition("=")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), name: value}
+    command = [sys.executable, "-c", CTRL_C, str(folder)]
+    child = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 240
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        assert child.poll() is None
+        time.sleep(0.2)
+    os.killpg(child.pid, signal.SIGINT)
+    out, _ = child.communicate(timeout=120)
+    word, steps = out.split()[-2:]
+    assert word == "stopped"
+    assert checkpoint.load(folder).step == int(steps) > 0
+    for _ in range(100):
+        if not (alive := descendants(mark)):
+            break
+        time.sleep(0.1)
+    assert not alive
+
+
+def descendants(mark: str) -> list[str]:
+    """Processes that inherited an environment variable."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes():
+                found.append((path.parent / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def cartpole(**changes: Any) -> Recipe:
+    quiet = LogConfig(every_vec_steps=200, tensorboard=False, console=False)
+    return replace(recipes.get("gorila_dqn/cartpole"), log=quiet, threads=1, **changes)
+
+
+@pytest.mark.learning
+def test_two_bundles_solve_the_cartpole(tmp_path: Path) -> None:
+    result = train(cartpole(), tmp_path / "run")
+    assert result.last_return >= SOLVED
+    assert assert_adds_up(tmp_path / "run")["gradients/stale"] < 0.05 * result.counters.updates
+
+
+TWO_BY_TWO = ParameterServerConfig(bundles=2, shards=2, shift_vec_steps=25)
+
+
+@pytest.mark.learning
+def test_a_killed_bundle_is_replaced_nothing_counts_twice_and_the_cartpole_is_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saboteur = Saboteur(monkeypatch, "bundle", after_updates=1_000)
+    result = train(cartpole(topology=replace(TWO_BY_TWO, shards=1)), tmp_path / "run")
+    assert saboteur.killed_at is not None
+    assert result.counters.vec_steps == 3_000
+    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
+    assert "bundle 1 (environments of seed" in capsys.readouterr().err
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["lives"] == [0, 1]
+    books = state["server"][0]["books"]
+    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
+    # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
+    reported = 2 * (3_000 - 3 * 100)
+    assert reported <= arrived <= reported + 2 * 25
+    assert result.last_return >= SOLVED
+
+
+@pytest.mark.learning
+def test_a_killed_shard_sends_the_server_back_to_its_checkpoint_and_the_cartpole_is_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saboteur = Saboteur(monkeypatch, "shard", after_updates=1_000)
+    result = train(cartpole(topology=TWO_BY_TWO), tmp_path / "run")
+    assert saboteur.killed_at is not None
+    assert result.counters.vec_steps == 3_000
+    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
+    assert "shard 1 of the server" in capsys.readouterr().err
+    assert checkpoint.load(tmp_path / "run").state["lives"] == [0, 0]
+    # A checkpoint every 500 vec steps: what was learned since the last is gone, and no more.
+    most = 2 * (3_000 - 2 * 100)
+    assert most - 2 * 500 - 2 * 2 * 25 <= result.counters.updates < most
+    assert result.last_return >= SOLVED
