@@ -76,7 +76,10 @@ def main() -> None:
     print(f"{result['train_seconds_mean']:.0f} s of training each; written to {path}")
     if args.picture is not None:
         if args.published:
-            draw_beside(args.recipe, seeds, args.published, args.published_label, args.picture)
+            gpus = about["hardware"]["gpus"]
+            draw_beside(
+                args.recipe, seeds, gpus, args.published, args.published_label, args.picture
+            )
         else:
             draw(args.recipe, seeds, args.picture)
 
@@ -99,7 +102,12 @@ def times(folder: Path) -> dict[str, Any]:
 
 
 def draw_beside(
-    name: str, seeds: list[dict[str, Any]], published: list[str], label: str, path: Path
+    name: str,
+    seeds: list[dict[str, Any]],
+    gpus: list[str],
+    published: list[str],
+    label: str,
+    path: Path,
 ) -> None:
     """Return over minutes of training, ours and what others have published."""
     import matplotlib
@@ -108,15 +116,16 @@ def draw_beside(
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(7, 3.6))
+    where = f" ({gpus[0]})" if gpus else ""
     for entry in seeds:
         minutes = [seconds / 60 for seconds in entry["train_seconds"]]
-        panel.plot(minutes, entry["return"], marker="o", ms=4, label=f"seed {entry['seed']}")
+        panel.plot(minutes, entry["return"], marker="o", ms=4, label=f"seed {entry['seed']}{where}")
     points = [tuple(map(float, point.split(":"))) for point in published]
     panel.plot(*zip(*points, strict=True), "s--", color="gray", ms=5, lw=1, label=label)
     panel.set_xlabel("minutes of training")
     panel.set_ylabel("evaluation return")
     panel.set_xlim(left=0)
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, 1.1 * max(*(r for s in seeds for r in s["return"]), *(r for _, r in points)))
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, loc="lower right")
     figure.suptitle(name)
