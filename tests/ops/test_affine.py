@@ -1,4 +1,4 @@
-"""The affine map that compiled code on a GPU uses, against plain autograd. Its CPU implementation has the same shape."""
+"""The affine map of compiled code on a GPU against plain autograd. On a CPU it has the same parts."""
 
 from __future__ import annotations
 
