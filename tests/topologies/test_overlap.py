@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     assert one["owed"] == two["owed"] == 0
 
 
-class Broke(Exception):
+class FellOverError(Exception):
     pass
 
 
@@ -159,7 +160,7 @@ class BreaksConfig:
             nonlocal count
             count += 1
             if count == self.at:
-                raise Broke("the simulator fell over")
+                raise FellOverError("the simulator fell over")
             return inner(action)
 
         return with_step(env, step)
@@ -176,7 +177,7 @@ def simulating() -> list[str]:
 def test_what_the_simulator_raises_in_its_thread_surfaces_as_itself(
     at: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(Broke, match="fell over"):
+    with pytest.raises(FellOverError, match="fell over"):
         train(overlapped(env=BreaksConfig(at=at)), tmp_path / "run")
     assert not simulating()
     assert (tmp_path / "run" / "recipe.json").exists()
@@ -193,8 +194,7 @@ def test_what_the_learner_raises_surfaces_as_itself(
     monkeypatch.setattr(run.agent, "update", update)
     steps = vec_steps(run, overlap=True)
     with pytest.raises(UserError, match="gave up"):
-        for _ in range(40):
-            next(steps)
+        list(islice(steps, 40))
     run.close()
     assert not simulating()
 
