@@ -36,6 +36,7 @@ class Size:
     agent: FastTD3Config
     updates: int = 2
     n_step: int = 1
+    stored: int = 256 * 1024  # transitions
 
 
 SIMBA = FastTD3Config(
@@ -51,7 +52,7 @@ SIZES: dict[str, Size] = {
     "isaac": Size(
         4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, atoms=251), 4, n_step=8
     ),
-    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(atoms=11)),
+    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(atoms=11), stored=1024),
 }
 
 
@@ -169,7 +170,7 @@ def build(
         episode_length=1000,
     )
     agent = size.agent.build(spec, gamma=0.97, total_updates=10**5, seed=0, device=device)
-    rows = 256 * 1024 // size.num_envs
+    rows = size.stored // size.num_envs
     cfg = ReplayConfig(capacity=rows * size.num_envs, storage="bf16", n_step=size.n_step)
     replay = cfg.build(spec, gamma=0.97, seed=0, device=device)
     for transition in noise(spec, rows):
