@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ from fleetfoot.speed import (
     Compiled,
     EagerLearner,
     generators,
-    in_precision,
     learner,
     means,
+    updater,
     why_not_captured,
 )
 from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
@@ -188,14 +189,17 @@ def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(nam
     """Losses and `replay.gather` compiled: n = 3, terminations, truncations, a critic that sees more."""
     (agent, replay), (other, memory) = parts(name), parts(name)
     compiled, eager = build(agent, replay, "compiled"), build(other, memory, "eager")
-    assert isinstance(replay.gather, Compiled)
-    assert not compiled.settled
-    assert eager.settled
+    assert (compiled.mode, eager.mode) == ("compiled", "eager")
+    assert not compiled.ready(1)
+    assert eager.ready(1)
+    assert compiled.ready(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # nothing may fall back
         for count in (1, 2):
             found, wanted = compiled(count), eager(count)
-    assert compiled.settled
+    agent.updates = other.updates = 0
+    assert compiled.ready(1)
+    assert not compiled.ready(3)
     assert_near(agent, other, atol=2e-5, rtol=2e-4)
     assert found.keys() == wanted.keys()
     for k in found:
@@ -204,7 +208,7 @@ def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(nam
     for transition in noise(spec_of(replay), 5):
         replay.append(transition)
         memory.append(transition)
-    one, two = replay.sample(16), memory.sample(16)
+    one, two = compiled.sample(), eager.sample()
     torch.testing.assert_close(tensors(one), tensors(two))
     assert any(0 < d < 0.9**3 - 1e-6 or d > 0.9**3 + 1e-6 for d in one.discount.tolist())
 
@@ -224,7 +228,7 @@ def told(work: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def test_captured_falls_back_on_a_cpu_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
     agent, replay = parts("fast_td3")
     learn, said = told(lambda: build(agent, replay, "captured"))
     assert said == ["the learner runs without CUDA graphs: there are none on cpu."]
@@ -244,7 +248,7 @@ def test_auto_on_a_cpu_is_eager_and_says_nothing() -> None:
     learn, said = told(lambda: build(agent, replay, "auto"))
     assert said == []
     assert type(learn) is EagerLearner
-    assert not isinstance(replay.gather, Compiled)
+    assert learn.mode == "eager"
 
 
 def test_what_stands_against_cuda_graphs() -> None:
@@ -253,7 +257,6 @@ def test_what_stands_against_cuda_graphs() -> None:
     assert why_not_captured(agent, replay, cuda, 1) is None
     assert "other processes" in str(why_not_captured(agent, replay, cuda, 2))
     assert "none on cpu" in str(why_not_captured(agent, replay, CPU, 1))
-    assert "object does not say which" in str(why_not_captured(object(), replay, cuda, 1))  # type: ignore[arg-type]
     _, prioritised = parts("fast_td3", sampler=ProportionalConfig(), rows=3)
     assert "Proportional sampling" in str(why_not_captured(agent, prioritised, cuda, 1))
 
@@ -322,15 +325,16 @@ def test_bf16_is_autocast_around_an_update_and_nowhere_else() -> None:
         assert not torch.is_autocast_cache_enabled()
         return batch
 
-    wrapped = in_precision(update, "bf16", CPU)  # type: ignore[arg-type]
+    wrapped = updater(SimpleNamespace(update=update), precision="bf16", mode="eager", device=CPU)  # type: ignore[arg-type]
     assert wrapped(1) == 1  # type: ignore[arg-type, comparison-overlap]
     assert seen == [(True, torch.bfloat16)]
     assert not torch.is_autocast_enabled("cpu")
-    assert in_precision(update, "float32", CPU) is update  # type: ignore[arg-type]
+    same = updater(SimpleNamespace(update=update), precision="float32", mode="eager", device=CPU)  # type: ignore[arg-type]
+    assert same is update
 
 
 def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
 
     def loss(x: int) -> int:
         raise RuntimeError("sizes do not match")
@@ -362,7 +366,7 @@ def test_the_rings_counters_on_the_device_follow_those_of_the_host() -> None:
         assert (ring.filled.item(), ring.gone.item()) == (ring.size, ring.written - ring.size)
     assert ring.gone.item() == 7
     filled, gone = ring.filled, ring.gone
-    ring.drop_oldest(4)
+    ring.trim(ring.size - 4)
     assert (ring.filled.item(), ring.gone.item()) == (26, 11)
     _, other = parts("fast_td3", rows=0)
     own = other.ring.filled, other.ring.gone
@@ -425,8 +429,10 @@ def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     for _ in range(2):
         learn(2)
     assert not learn.recorded
-    assert not learn.settled
+    assert not learn.ready(2)
     learn(2)
+    assert learn.ready(2)
+    assert not learn.ready(1)
     assert list(learn.recorded) == [(False, True)]
     for _ in range(3):
         learn(1), learn(1)
@@ -448,7 +454,8 @@ def test_a_learner_that_cannot_be_recorded_goes_on_eagerly_after_one_warning() -
     learn.update = update
     _, said = told(lambda: [learn(1) for _ in range(8)])
     assert len([text for text in said if "without CUDA graphs" in text]) == 1
-    assert learn.settled
+    assert learn.ready(1)
+    assert learn.mode == "compiled"
     assert agent.updates == 8
 
 

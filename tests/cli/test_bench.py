@@ -39,7 +39,8 @@ def positive(row: dict[str, Any], *names: str) -> bool:
 
 
 def test_the_learner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: function)  # it takes half a minute
+    # The compiler takes half a minute.
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
     options = "--sizes tiny --modes eager --precision float32 --updates 4"
     body = measured(capsys, "learner", *options.split(), "--check", "--device", "cpu")
     assert body["arguments"]["updates"] == 4
@@ -61,6 +62,7 @@ def test_the_check_refuses_weights_that_part(monkeypatch: pytest.MonkeyPatch) ->
 
     def build(size: Any, mode: Any, precision: Any, device: Any) -> Any:
         agent, replay, learn = true_build(size, "eager", precision, device)
+        monkeypatch.setattr(type(learn), "mode", mode)
         if mode != "eager":
             agent.generator.manual_seed(99)
             replay.sampler.generator.manual_seed(99)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,9 +93,7 @@ def measure(
     name: str, mode: Mode, precision: Precision, updates: int, device: torch.device, rate: float
 ) -> dict[str, Any]:
     size = SIZES[name]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    forget(device)
     agent, _, learn = build(size, mode, precision, device)
     begun = time.perf_counter()
     for _ in range(5):  # compilation, capture, one replay
@@ -110,7 +109,7 @@ def measure(
     flops = flops_of_update(agent, size.batch)
     row = {
         "size": name,
-        "mode": mode,
+        "mode": learn.mode,
         "precision": precision,
         "ms_per_update": 1e3 * seconds,
         "TFLOP_per_update": flops / 1e12,
@@ -133,6 +132,8 @@ def compare(name: str, precision: Precision, device: torch.device) -> dict[str, 
         start = _weights(agent)
         for _ in range(6):
             learn(size.updates)
+        if learn.mode != each:
+            raise UserError(f"{each} updates were asked for, but these were {learn.mode}.")
         agents.append(_weights(agent))
     eager, other = agents
     apart, moved = (eager - other).abs(), (eager - start).abs()
@@ -250,6 +251,15 @@ def _seconds_each(work: Callable[[], None], device: torch.device, times: int = 2
         work()
     _wait(device)
     return (time.perf_counter() - begun) / times
+
+
+def forget(device: torch.device) -> None:
+    """Give back what earlier measurements held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _weights(agent: FastTD3) -> Tensor:
