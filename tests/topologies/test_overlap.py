@@ -232,3 +232,31 @@ def test_on_a_gpu_same_seed_same_bits(execution: Any, tmp_path: Path) -> None:
     for folder in "ab":
         train(overlapped(device="cuda", execution=execution), tmp_path / folder)
     assert_same(agent_state(tmp_path / "a"), agent_state(tmp_path / "b"))
+
+
+def test_without_its_replay_a_resumed_run_owes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The updates that were owed when it stopped would learn from an empty ring."""
+    recipe = overlapped(total_vec_steps=60)
+    recipe = replace(
+        recipe,
+        pace=replace(recipe.pace, warmup_vec_steps=0),
+        checkpoint=replace(recipe.checkpoint, replay=False),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(synchronous_module, "rollout", interrupted_at(33))
+        train(recipe, tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["owed"] > 0
+    run = Run.build(recipe, tmp_path / "other", state)
+    assert run.replay.size == run.owed == 0
+    run.close()
+
+
+def test_an_environment_that_needs_the_default_stream_is_refused(tmp_path: Path) -> None:
+    run = Run.build(overlapped(), tmp_path / "run", None)
+    run.env.spec = replace(run.env.spec, any_stream=False)
+    with pytest.raises(UserError, match="overlap False"):
+        next(vec_steps(run, overlap=True))
+    run.close()
