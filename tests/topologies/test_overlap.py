@@ -257,6 +257,6 @@ def test_without_its_replay_a_resumed_run_owes_nothing(
 def test_an_environment_that_needs_the_default_stream_is_refused(tmp_path: Path) -> None:
     run = Run.build(overlapped(), tmp_path / "run", None)
     run.env.spec = replace(run.env.spec, any_stream=False)
-    with pytest.raises(UserError, match="overlap False"):
+    with pytest.raises(UserError, match="no-overlap"):
         next(vec_steps(run, overlap=True))
     run.close()

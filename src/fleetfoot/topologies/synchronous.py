@@ -71,7 +71,7 @@ def vec_steps(run: Run, *, overlap: bool) -> Generator[None, None, None]:
     if overlap:
         if not run.env.spec.any_stream:
             raise UserError(
-                f"{run.env.spec.name} can only be stepped on the GPU's default stream: use --topology.overlap False."
+                f"{run.env.spec.name} can only be stepped on the GPU's default stream: use --topology.no-overlap."
             )
         background = Background(run.env, start_learning, lambda: learn.ready(run.owed), split)
     first = True
