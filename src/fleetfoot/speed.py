@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.agent import Agent
-from fleetfoot.data import Batch, Learned
+from fleetfoot.data import Batch, Learned, Obs
 from fleetfoot.log.split import TimeSplit
+from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
+Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
 
 LOSSES = (
@@ -35,18 +37,20 @@ MOST_PATTERNS = 16  # each holds memory of its own
 
 def learner(
     agent: Agent,
-    replay: Replay,
+    replay: Replay | Observations,
     rows: int,
     *,
+    half: Half = "update",
     precision: Literal["float32", "bf16"],
     mode: Mode,
     device: torch.device,
     split: TimeSplit | None = None,
     world: int = 1,
 ) -> EagerLearner:
-    """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients."""
+    """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients. `half`:
+    which updates it makes; those of the policy alone need nothing but observations."""
     split = split or TimeSplit(device)
-    update = updater(agent, precision=precision, mode=mode, device=device)
+    update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     mode = resolved(mode, device)
     if mode != "eager":
         replay.gather = Compiled(replay.gather, "replay.gather")  # type: ignore[method-assign,assignment]
@@ -65,18 +69,23 @@ def resolved(mode: Mode, device: torch.device) -> Mode:
 
 
 def updater(
-    agent: Agent, *, precision: Literal["float32", "bf16"], mode: Mode, device: torch.device
-) -> Callable[[Batch], Learned]:
-    """`agent.update`, in the precision asked for and with compiled losses."""
+    agent: Agent,
+    *,
+    half: Half = "update",
+    precision: Literal["float32", "bf16"],
+    mode: Mode,
+    device: torch.device,
+) -> Callable[[Any], Learned]:
+    """`agent.update` (or a half of it), in the precision asked for and with compiled losses."""
     if resolved(mode, device) != "eager":
         for name in LOSSES:
             if hasattr(agent, name):
                 setattr(agent, name, Compiled(getattr(agent, name), name))
-    update = agent.update
+    update: Callable[[Any], Learned] = getattr(agent, half)
     if precision == "float32":
         return update
 
-    def in_bf16(batch: Batch) -> Learned:
+    def in_bf16(batch: Any) -> Learned:
         # No cache of cast weights: an update changes weights and reads them again inside this context.
         with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
             return update(batch)
@@ -84,7 +93,9 @@ def updater(
     return in_bf16
 
 
-def why_not_captured(agent: Agent, replay: Replay, device: torch.device, world: int) -> str | None:
+def why_not_captured(
+    agent: Agent, replay: Replay | Observations, device: torch.device, world: int
+) -> str | None:
     """What stands against CUDA graphs, or None."""
     if world > 1:
         return "gradients cross to other processes in the middle of an update"
@@ -103,9 +114,9 @@ class EagerLearner:
     def __init__(
         self,
         agent: Agent,
-        replay: Replay,
+        replay: Replay | Observations,
         rows: int,
-        update: Callable[[Batch], Learned],
+        update: Callable[[Any], Learned],
         split: TimeSplit,
     ):
         self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
@@ -140,7 +151,8 @@ class EagerLearner:
                 batch = self.replay.sample(self.rows)
             with self.split("update"):
                 learned = self.update(batch)
-                self.replay.reprioritize(batch.row_id, learned.td_error)
+                if isinstance(self.replay, Replay) and isinstance(batch, Batch):
+                    self.replay.reprioritize(batch.row_id, learned.td_error)
             found.append(learned.metrics)
         return means(found)
 
@@ -150,7 +162,7 @@ class Recorded:
     sample: torch.cuda.CUDAGraph
     update: torch.cuda.CUDAGraph
     metrics: Metrics  # written anew by every replay
-    batches: list[Batch]  # likewise; kept because the second graph reads them
+    batches: list[Batch | Obs]  # likewise; kept because the second graph reads them
 
 
 class CapturedLearner(EagerLearner):
@@ -159,13 +171,13 @@ class CapturedLearner(EagerLearner):
     def __init__(
         self,
         agent: Agent,
-        replay: Replay,
+        replay: Replay | Observations,
         rows: int,
-        update: Callable[[Batch], Learned],
+        update: Callable[[Any], Learned],
         split: TimeSplit,
     ):
         super().__init__(agent, replay, rows, update, split)
-        self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.ring.reward.device)  # type: ignore[no-untyped-call]
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Any, Recorded] = {}
         self.seen: dict[Any, int] = {}
         self.gave_up = False

@@ -102,6 +102,7 @@ class Replay:
     def __init__(self, cfg: ReplayConfig, ring: Ring, sampler: Sampler, gamma: float):
         self.cfg, self.ring, self.sampler, self.gamma = cfg, ring, sampler, gamma
         self.window = torch.arange(cfg.n_step, device=ring.reward.device)
+        self.device = ring.reward.device
 
     @property
     def size(self) -> int:
