@@ -45,17 +45,17 @@ def short(name: str, policy_every: int = 2, **changes: Any) -> Recipe:
     return replace(recipe, agent=replace(agent, policy_every=policy_every))
 
 
-NAMES = [
-    "ddpg/pendulum",
-    "pql/pendulum",
-    "pql_d/pendulum",
-    "fast_td3/pendulum",
-    "fast_sac/pendulum",
+AGENTS = [
+    ("ddpg/pendulum", 1),
+    ("pql/pendulum", 2),
+    ("pql_d/pendulum", 2),
+    ("fast_td3/pendulum", 1),
+    ("fast_td3/pendulum", 3),
+    ("fast_sac/pendulum", 2),
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("policy_every", [1, 2])
+@pytest.mark.parametrize(("name", "policy_every"), AGENTS)
 def test_in_lockstep_the_weights_are_those_of_synchronous(
     name: str, policy_every: int, tmp_path: Path
 ) -> None:
@@ -96,10 +96,12 @@ def at_once(**changes: Any) -> Recipe:
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, seconds: float) -> None:
+    """But for the environments that evaluate."""
     true = getattr(owner, method)
 
     def slow(*args: Any) -> Any:
-        time.sleep(seconds)
+        if owner is not TensorEnv or args[0].spec.num_envs == 8:
+            time.sleep(seconds)
         return true(*args)
 
     monkeypatch.setattr(owner, method, slow)
@@ -125,10 +127,13 @@ def test_ratios_hold_whoever_is_slow(
         true(run)
 
     monkeypatch.setattr(SplitRun, "refresh_actor", refresh_actor)
-    quiet = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
-    often = EvaluationConfig(every_vec_steps=0, episodes=1)
-    recipe = at_once(total_vec_steps=160, log=quiet, evaluation=often, batch_size=4)
-    recipe = replace(recipe, checkpoint=CheckpointConfig(every_vec_steps=1000))
+    recipe = at_once(
+        total_vec_steps=160,
+        batch_size=4,
+        log=LogConfig(every_vec_steps=1000, tensorboard=False, console=False),
+        evaluation=EvaluationConfig(every_vec_steps=0, episodes=1),
+        checkpoint=CheckpointConfig(every_vec_steps=1000),
+    )
     result = train(recipe, tmp_path / "run")
     (a, v, p), (a_end, v_end, p_end) = seen[len(seen) // 2], seen[-1]
     assert (v_end - v) / (a_end - a) == pytest.approx(8, rel=0.05)
@@ -165,7 +170,7 @@ def test_statistics_take_in_each_transition_once_and_travel_with_the_weights(
     for name in ("policy", "critic"):
         networks = [getattr(agent, name) for agent in agents]
         places = [{t.data_ptr() for t in net.state_dict().values()} for net in networks]
-        assert not (places[0] & places[1] or places[1] & places[2] or places[0] & places[2])
+        assert len(places[0] | places[1] | places[2]) == sum(map(len, places))
     assert all(weight.grad is None for weight in run.climbing.critic.parameters())
     for one, two in zip(
         run.valuing.policy.parameters(), run.climbing.policy.parameters(), strict=True
@@ -223,7 +228,7 @@ def test_an_error_anywhere_comes_out_as_itself_and_no_thread_is_left(
 
 def test_free_learners_make_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow simulator: more updates than the pace asks for."""
-    slower(monkeypatch, TensorEnv, "step", 0.05)
+    slower(monkeypatch, TensorEnv, "step", 0.03)
     recipe = replace(
         at_once(total_vec_steps=50, batch_size=4), topology=SplitLearnersConfig(free=True)
     )
@@ -244,11 +249,11 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         SplitLearnersConfig(lead=0)
     with pytest.raises(UserError, match="exclude each other"):
         SplitLearnersConfig(lockstep=True, free=True)
+    prioritised = ReplayConfig(capacity=800, sampler=ProportionalConfig())
     with pytest.raises(UserError, match="needs a uniform replay"):
-        prioritised = ReplayConfig(capacity=800, sampler=ProportionalConfig())
         train(replace(at_once(), topology=LOCKSTEP, replay=prioritised), tmp_path / "a")
+    dqn = replace(recipes.get("dqn/cartpole"), topology=SplitLearnersConfig(), device="cpu")
     with pytest.raises(UserError, match="DQN makes one update of everything"):
-        dqn = replace(recipes.get("dqn/cartpole"), topology=SplitLearnersConfig(), device="cpu")
         train(dqn, tmp_path / "b")
 
 
