@@ -39,31 +39,32 @@ def agent(**changes: Any) -> DDPGConfig:
     return DDPGConfig(**(fields | changes))
 
 
-def pendulum(**changes: Any) -> Recipe:
-    """The tensor pendulum on two cores: networks, batches and replay are small, the rest is as published."""
-    net = MLPConfig(hidden=(64, 64), activation=("elu",))
-    fields: dict[str, Any] = {
-        "name": "pql/pendulum",
-        "agent": agent(reward_scale=0.1, policy_net=net, critic_net=net),
-        "explorer": NoiseLadderConfig(
-            std_min=0.05, std_max=0.8, redraw="never", random_vec_steps=32
-        ),
-        "replay": ReplayConfig(capacity=200_000, n_step=3),
-        "pace": PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=32),
-        "topology": SplitLearnersConfig(),
-        "num_envs": 256,
-        "batch_size": 256,
-        "total_vec_steps": 1_000,
-    }
-    return replace(fast_td3.pendulum(), **(fields | changes))
+def pendulum(name: str = "pql/pendulum", **of_agent: Any) -> Recipe:
+    """The tensor pendulum on two cores. As published but for sizes, and for the policy's first actions: they are small.
+    Networks this small, with torch's own start, soon settle at full torque, where nothing is learned any more."""
+    small = agent(
+        reward_scale=0.1,
+        policy_net=MLPConfig(hidden=(64, 64), activation=("elu",), head_std=0.01),
+        critic_net=MLPConfig(hidden=(128, 128), activation=("elu",)),
+        **of_agent,
+    )
+    return replace(
+        fast_td3.pendulum(),
+        name=name,
+        agent=small,
+        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.8, redraw="never", random_vec_steps=32),
+        replay=ReplayConfig(capacity=200_000, n_step=3),
+        pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=32),
+        topology=SplitLearnersConfig(),
+        num_envs=256,
+        batch_size=512,
+        total_vec_steps=1_000,
+    )
 
 
 def pendulum_d() -> Recipe:
-    net = MLPConfig(hidden=(64, 64), activation=("elu",))
-    categorical = agent(
-        atoms=51, v_min=-30.0, v_max=0.0, reward_scale=0.1, policy_net=net, critic_net=net
-    )
-    return pendulum(name="pql_d/pendulum", agent=categorical)
+    """The same with categorical critics."""
+    return pendulum("pql_d/pendulum", atoms=51, v_min=-30.0, v_max=0.0)
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
