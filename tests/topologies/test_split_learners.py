@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.ddpg import DDPG
 from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.data import Batch
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
@@ -128,7 +130,7 @@ def test_ratios_hold_whoever_is_slow(
 
     monkeypatch.setattr(SplitRun, "refresh_actor", refresh_actor)
     recipe = at_once(
-        total_vec_steps=160,
+        total_vec_steps=120,
         batch_size=4,
         log=LogConfig(every_vec_steps=1000, tensorboard=False, console=False),
         evaluation=EvaluationConfig(every_vec_steps=0, episodes=1),
@@ -138,9 +140,9 @@ def test_ratios_hold_whoever_is_slow(
     (a, v, p), (a_end, v_end, p_end) = seen[len(seen) // 2], seen[-1]
     assert (v_end - v) / (a_end - a) == pytest.approx(8, rel=0.05)
     assert (p_end - p) / (v_end - v) == pytest.approx(1 / 2, rel=0.05)
-    assert result.counters.updates == 8 * (160 - 32)
+    assert result.counters.updates == 8 * (120 - 32)
     state = checkpoint.load(tmp_path / "run").state
-    assert state["policy_updates"] == 4 * (160 - 32)
+    assert state["policy_updates"] == 4 * (120 - 32)
 
 
 def test_what_is_measured_is_logged(tmp_path: Path) -> None:
@@ -226,15 +228,35 @@ def test_an_error_anywhere_comes_out_as_itself_and_no_thread_is_left(
     assert threading.active_count() == before
 
 
-def test_free_learners_make_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow simulator: more updates than the pace asks for."""
-    slower(monkeypatch, TensorEnv, "step", 0.03)
-    recipe = replace(
-        at_once(total_vec_steps=50, batch_size=4), topology=SplitLearnersConfig(free=True)
-    )
+def test_free_nobody_waits_for_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulator that stands still until many updates are made, then learners that do until it is done."""
+    runs: list[SplitRun] = []
+    true_step, true_update, built = TensorEnv.step, DDPG.update_critic, SplitRun.__post_init__
+    stuck = time.monotonic() + 60
+
+    def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            assert time.monotonic() < stuck
+            time.sleep(0.001)
+
+    def step(env: TensorEnv, action: torch.Tensor) -> Any:
+        if runs and env is runs[0].env and runs[0].vec_steps == 39:
+            until(lambda: runs[0].valuing.updates > 400 and runs[0].policy_updates > 200)
+        return true_step(env, action)
+
+    def update(agent: DDPG, batch: Batch) -> Any:
+        if runs[0].vec_steps >= 40:
+            until(lambda: runs[0].vec_steps == 60)
+        return true_update(agent, batch)
+
+    monkeypatch.setattr(TensorEnv, "step", step)
+    monkeypatch.setattr(DDPG, "update_critic", update)
+    monkeypatch.setattr(SplitRun, "__post_init__", lambda run: (runs.append(run), built(run)))
+    quiet = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
+    recipe = replace(at_once(log=quiet), topology=SplitLearnersConfig(free=True))
     result = train(recipe, tmp_path / "run")
-    assert result.counters.updates > 8 * (50 - 32)
-    assert checkpoint.load(tmp_path / "run").state["policy_updates"] > 4 * (50 - 32)
+    assert result.counters.updates > 400  # the pace asks for 8 * (60 - 32)
+    assert checkpoint.load(tmp_path / "run").state["replay"]["observations"]["written"] == 60
 
 
 def test_without_the_replay_a_resumed_run_still_goes_on(tmp_path: Path) -> None:
@@ -259,5 +281,12 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.learning
 def test_pql_solves_the_pendulum(tmp_path: Path) -> None:
-    recipe = replace(recipes.get("pql/pendulum"), log=QUIET, device="cpu", threads=1)
+    recipe = replace(
+        recipes.get("pql/pendulum"),
+        log=QUIET,
+        evaluation=EvaluationConfig(every_vec_steps=100, episodes=32),
+        total_vec_steps=700,
+        device="cpu",
+        threads=1,
+    )
     assert train(recipe, tmp_path / "run").best_return >= -250.0

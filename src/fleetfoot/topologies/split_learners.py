@@ -32,7 +32,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -140,6 +140,7 @@ def at_work(
         except BaseException as error:
             gate.fail(error)
 
+    synchronize(device)  # what was built on this thread's stream is there
     threads = [
         threading.Thread(target=work, args=item, name=f"{item[0]} learner")
         for item in rounds.items()
@@ -153,6 +154,11 @@ def at_work(
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def policy_weights(agent: ActorCritic) -> list[Tensor]:
@@ -173,8 +179,6 @@ def statistics(agent: ActorCritic) -> list[Tensor]:
 class SplitRun(Run):
     """A whole run in one process. `agent` is the critic learner's, and the whole truth after `catch_up`."""
 
-    acting: ActorCritic = field(init=False)  # the actor's
-    climbing: ActorCritic = field(init=False)  # the policy learner's
     policy_updates: int = 0
 
     def __post_init__(self) -> None:
@@ -188,8 +192,8 @@ class SplitRun(Run):
             )
         if not recipe.threads and self.device.type == "cpu":
             torch.set_num_threads(max(1, usable_cores() // len(STAGES)))
-        self.valuing = cast(ActorCritic, self.agent)
-        self.acting, self.climbing = self._copy(), self._copy()
+        self.valuing = cast(ActorCritic, self.agent)  # the critic learner's
+        self.acting, self.climbing = self._copy(), self._copy()  # the actor's, the policy learner's
         # The rows of the critic learner again in lockstep, otherwise others.
         seed = self.recipe.seeds().replay + (not self.cfg.lockstep)
         self.seen = Observations(recipe.replay, self.env.spec, seed=seed, device=self.device)
@@ -318,14 +322,14 @@ class SplitRun(Run):
 
     def catch_up(self) -> None:
         """Make `agent` the whole truth. Only while the learners stand still."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         # Nothing is on its way, unless they run free.
         for obs in self.take_in(None)[0]:
             self.appended_obs.put((obs, 0))
         self.take_in_obs(None)
         self.valuing_policy.refresh()
         self.updates = self.valuing.updates
+        synchronize(self.device)  # the learners go on with what was written on this thread's stream
 
     def tally(self) -> None:
         super().tally()
