@@ -9,6 +9,7 @@ for rounding where compilation reorders sums.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ LOSSES = (
 )  # what agents offer for compilation: pure functions of a batch
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
+RECORDING = (
+    threading.Lock()
+)  # to begin a recording waits for the device, which ends one in another thread
 
 
 def learner(
@@ -219,6 +223,7 @@ class CapturedLearner(EagerLearner):
             return False
         before = self.agent.updates
         sample, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        RECORDING.acquire()
         try:
             for generator in generators(self.replay.sampler):
                 sample.register_generator_state(generator)
@@ -235,6 +240,8 @@ class CapturedLearner(EagerLearner):
             reason = str(error).strip().splitlines()[0][:200]
             _notice(f"the learner runs without CUDA graphs: {reason}.")
             return False
+        finally:
+            RECORDING.release()
         self.recorded[pattern] = Recorded(sample, update, metrics, batches)
         return True
 
