@@ -2,7 +2,9 @@
 
 python benchmarks/recipe_curves.py fast_td3/halfcheetah --seeds 0 1 2
 
-Runs lie in runs/curves/; one that is there already is read, not trained again.
+Runs lie in runs/curves/; one that is there already is read, not trained again. One that was trained on another machine
+is read with `--made-with`, a JSON file that says what it was made with. `--published MINUTES:RETURN ...` draws what
+others have published beside it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot import recipes, train
+from fleetfoot.api import read_recipe
 from fleetfoot.bench.provenance import provenance
 from fleetfoot.log import curve
+from fleetfoot.log.meter import EVAL_RETURN
+from fleetfoot.log.sinks import read_lines
 from fleetfoot.part import to_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,27 +35,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/curves"))
     parser.add_argument("--picture", type=Path, help="PNG to draw (needs matplotlib)")
+    parser.add_argument("--made-with", type=Path, help="provenance of runs made elsewhere (JSON)")
+    parser.add_argument("--published", nargs="+", default=[], metavar="MINUTES:RETURN")
+    parser.add_argument("--published-label", default="published")
     args = parser.parse_args()
     recipe = recipes.get(args.recipe)
-    about = provenance()
+    about = json.loads(args.made_with.read_text()) if args.made_with else provenance()
     label = args.recipe.replace("/", "-")
-    seeds = []
+    seeds, trained = [], recipe
     for seed in args.seeds:
         folder = args.runs / f"{label}-seed{seed}"
         if not folder.exists():
             train(replace(recipe, seed=seed), folder)
+        trained = read_recipe(folder)  # shorter or longer than the named one, perhaps
         points = curve(folder)
         seeds.append(
             {
                 "seed": seed,
                 "vec_steps": [p.vec_steps for p in points],
-                "env_steps": [p.vec_steps * recipe.num_envs for p in points],
+                "env_steps": [p.vec_steps * trained.num_envs for p in points],
                 "train_seconds": [round(p.train_seconds, 1) for p in points],
                 "return": [round(p.value, 1) for p in points],
+                **times(folder),
             }
         )
     result: dict[str, Any] = {
-        "recipe": to_json(recipe),
+        "recipe": to_json(trained),
         "seeds": seeds,
         "final_return_mean": statistics.mean(s["return"][-1] for s in seeds),
         "train_seconds_mean": statistics.mean(s["train_seconds"][-1] for s in seeds),
@@ -65,7 +75,63 @@ def main() -> None:
     )
     print(f"{result['train_seconds_mean']:.0f} s of training each; written to {path}")
     if args.picture is not None:
-        draw(args.recipe, seeds, args.picture)
+        if args.published:
+            gpus = about["hardware"]["gpus"]
+            draw_beside(
+                args.recipe, seeds, gpus, args.published, args.published_label, args.picture
+            )
+        else:
+            draw(args.recipe, seeds, args.picture)
+
+
+def times(folder: Path) -> dict[str, Any]:
+    """What does not count as training, and where the time of a vec step went, as means over the run."""
+    lines = read_lines(folder / "metrics.jsonl")
+    seen: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("time/"):
+                seen.setdefault(name.removeprefix("time/"), []).append(value)
+    apart = {
+        "compile_seconds": [round(value, 1) for value in seen.pop("compile_s", [])],
+        "evaluate_seconds": [round(value, 1) for value in seen.pop("evaluate_s", [])],
+    }
+    split = {name: round(statistics.mean(values), 3) for name, values in seen.items()}
+    spread = [round(line["eval/return_std"], 1) for line in lines if EVAL_RETURN in line]
+    return {"return_std": spread, **apart, "time_split": split}
+
+
+def draw_beside(
+    name: str,
+    seeds: list[dict[str, Any]],
+    gpus: list[str],
+    published: list[str],
+    label: str,
+    path: Path,
+) -> None:
+    """Return over minutes of training, ours and what others have published."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(7, 3.6))
+    where = f" ({gpus[0]})" if gpus else ""
+    for entry in seeds:
+        minutes = [seconds / 60 for seconds in entry["train_seconds"]]
+        panel.plot(minutes, entry["return"], marker="o", ms=4, label=f"seed {entry['seed']}{where}")
+    points = [tuple(map(float, point.split(":"))) for point in published]
+    panel.plot(*zip(*points, strict=True), "s--", color="gray", ms=5, lw=1, label=label)
+    panel.set_xlabel("minutes of training")
+    panel.set_ylabel("evaluation return")
+    panel.set_xlim(left=0)
+    panel.set_ylim(0, 1.1 * max(*(r for s in seeds for r in s["return"]), *(r for _, r in points)))
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False, loc="lower right")
+    figure.suptitle(name)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
 
 
 def draw(name: str, seeds: list[dict[str, Any]], path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -99,3 +101,22 @@ def test_a_film_of_nothing_is_refused(seconds: float) -> None:
 def test_too_few_frames_for_a_strip(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="4 frames cannot be cut from 3"):
         record.strip(pictures(3), tmp_path / "strip.png")
+
+
+def test_writing_a_film_beside_jax_warns_of_no_deadlock(tmp_path: Path) -> None:
+    # As JAX does it, in a process of its own: such a hook stays for ever.
+    program = """
+import os, sys, warnings
+from pathlib import Path
+import numpy as np
+from fleetfoot.record import write_mp4
+def warn(): warnings.warn("os.fork() was called. Beware.", RuntimeWarning)
+os.register_at_fork(before=warn)
+write_mp4([np.zeros((32, 48, 3), np.uint8)] * 3, 20.0, Path(sys.argv[1]))
+"""
+    path = tmp_path / "film.mp4"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    assert path.exists()
+    assert "os.fork() was called" not in done.stderr

@@ -57,6 +57,7 @@ class EnvSpec:
     exact_final_obs: bool = (
         True  # False where the simulator loses the last observation of an episode
     )
+    any_stream: bool = True  # on a GPU: False where only the default stream is safe to step on
     step_seconds: float = 0.05  # simulated time of one step, for video
 
 

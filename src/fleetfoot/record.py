@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import imageio_ffmpeg
 import numpy as np
@@ -70,7 +71,7 @@ def write_mp4(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                     ffmpeg_log_level="error",
                     output_params=["-movflags", "+faststart"],
                 )
-                writer.send(None)
+                _start(writer)
             writer.send(picture)
         if writer is None:
             raise UserError("a film needs at least one frame.")
@@ -98,6 +99,14 @@ def strip(frames: Sequence[Frame], path: Path, count: int = 4) -> Path:
     finally:
         hidden.unlink(missing_ok=True)
     return path
+
+
+def _start(writer: Generator[None, Any, None]) -> None:
+    """Start the encoder. JAX, where a simulator has loaded it, warns of a deadlock whenever a process forks; here
+    another program takes the child's place at once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+        writer.send(None)
 
 
 def _even(frame: Frame) -> Frame:

@@ -50,11 +50,12 @@ class Background:
         self,
         env: VecEnv,
         meanwhile: Callable[[], None],
-        settled: Callable[[], bool],
+        ready: Callable[[], bool],
         split: TimeSplit,
     ):
-        """Until `settled`, one after the other, with the same result: two that record CUDA graphs at once may fail."""
-        self.env, self.meanwhile, self.settled, self.split = env, meanwhile, settled, split
+        """Where `meanwhile` is not `ready`, one after the other, with the same result: two that record CUDA graphs at
+        once may fail."""
+        self.env, self.meanwhile, self.ready, self.split = env, meanwhile, ready, split
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="simulate")
         on_gpu = env.spec.device.type == "cuda"
         self.stream: torch.cuda.Stream | None = None
@@ -62,7 +63,7 @@ class Background:
             self.stream = torch.cuda.Stream(env.spec.device)  # type: ignore[no-untyped-call]
 
     def __call__(self, action: Tensor) -> Step:
-        if not self.settled():
+        if not self.ready():
             with self.split("simulate"):
                 step = self.env.step(action)
             if self.stream is not None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import Agent
+from fleetfoot.agents.agent import Agent, Pattern
 from fleetfoot.data import Batch, Learned, Obs
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.replay.observations import Observations
@@ -27,6 +27,7 @@ from fleetfoot.replay.replay import Replay
 Mode = Literal["auto", "eager", "compiled", "captured"]
 Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
+Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
 LOSSES = (
     "critic_loss",
@@ -34,9 +35,8 @@ LOSSES = (
 )  # what agents offer for compilation: pure functions of a batch
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
-RECORDING = (
-    threading.Lock()
-)  # to begin a recording waits for the device, which ends one in another thread
+# To begin a recording waits for the device, which would end one in another thread.
+RECORDING = threading.Lock()
 
 
 def learner(
@@ -56,14 +56,15 @@ def learner(
     split = split or TimeSplit(device)
     update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     mode = resolved(mode, device)
+    gather: Gather = replay.gather
     if mode != "eager":
-        replay.gather = Compiled(replay.gather, "replay.gather")  # type: ignore[method-assign,assignment]
+        gather = Compiled(replay.gather, "replay.gather")
     if mode == "captured":
         reason = why_not_captured(agent, replay, device, world)
         if reason is None:
-            return CapturedLearner(agent, replay, rows, update, split)
+            return CapturedLearner(agent, replay, rows, update, gather, split)
         _notice(f"the learner runs without CUDA graphs: {reason}.")
-    return EagerLearner(agent, replay, rows, update, split)
+    return EagerLearner(agent, replay, rows, update, gather, split)
 
 
 def resolved(mode: Mode, device: torch.device) -> Mode:
@@ -82,6 +83,7 @@ def updater(
 ) -> Callable[[Any], Learned]:
     """`agent.update` (or a half of it), in the precision asked for and with compiled losses."""
     if resolved(mode, device) != "eager":
+        torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
         for name in LOSSES:
             if hasattr(agent, name):
                 setattr(agent, name, Compiled(getattr(agent, name), name))
@@ -105,8 +107,6 @@ def why_not_captured(
         return "gradients cross to other processes in the middle of an update"
     if device.type != "cuda":
         return f"there are none on {device.type}"
-    if not hasattr(agent, "pattern"):
-        return f"{type(agent).__name__} does not say which updates are alike"
     if not replay.sampler.capturable:
         return f"{type(replay.sampler).__name__} sampling depends on each update's errors"
     return None
@@ -121,17 +121,28 @@ class EagerLearner:
         replay: Replay | Observations,
         rows: int,
         update: Callable[[Any], Learned],
+        gather: Gather,
         split: TimeSplit,
     ):
         self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
-        self.split = split
+        self.gather, self.split = gather, split
         self.found: Metrics = {}
-        self.calls = 0
+        self.seen: dict[Pattern, int] = {}  # how often each pattern of updates has been made
 
     @property
-    def settled(self) -> bool:
-        """What compiles at first use has been used."""
-        return self.calls > 0 or not isinstance(self.replay.gather, Compiled)
+    def mode(self) -> Mode:
+        """How updates are executed by now."""
+        compiled = (
+            isinstance(self.gather, Compiled) and self.gather.function is not self.gather.eager
+        )
+        return "compiled" if compiled else "eager"
+
+    def ready(self, count: int) -> bool:
+        """Will the coming `count` updates find compiled what compiles at first use?"""
+        return count == 0 or self.mode == "eager" or self.agent.pattern(count) in self.seen
+
+    def sample(self) -> Batch | Obs:
+        return self.gather(*self.replay.draw(self.rows))
 
     def __call__(self, count: int) -> Metrics:
         """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
@@ -148,11 +159,13 @@ class EagerLearner:
         return self.found
 
     def _updates(self, count: int) -> Metrics:
-        self.calls += count > 0
+        if count > 0:
+            pattern = self.agent.pattern(count)
+            self.seen[pattern] = self.seen.get(pattern, 0) + 1
         found = []
         for _ in range(count):
             with self.split("sample"):
-                batch = self.replay.sample(self.rows)
+                batch = self.sample()
             with self.split("update"):
                 learned = self.update(batch)
                 if isinstance(self.replay, Replay) and isinstance(batch, Batch):
@@ -178,17 +191,22 @@ class CapturedLearner(EagerLearner):
         replay: Replay | Observations,
         rows: int,
         update: Callable[[Any], Learned],
+        gather: Gather,
         split: TimeSplit,
     ):
-        super().__init__(agent, replay, rows, update, split)
+        super().__init__(agent, replay, rows, update, gather, split)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.device)  # type: ignore[no-untyped-call]
-        self.recorded: dict[Any, Recorded] = {}
-        self.seen: dict[Any, int] = {}
+        self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
 
     @property
-    def settled(self) -> bool:
-        return self.gave_up or bool(self.recorded)
+    def mode(self) -> Mode:
+        return "captured" if self.recorded else super().mode
+
+    def ready(self, count: int) -> bool:
+        if count == 0 or self.gave_up or len(self.recorded) == MOST_PATTERNS:
+            return True
+        return self.agent.pattern(count) in self.recorded
 
     def start(self, count: int) -> None:
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -196,8 +214,7 @@ class CapturedLearner(EagerLearner):
             super().start(count)
 
     def join(self) -> Metrics:
-        with self.split("wait"):
-            torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return super().join()
 
     def _updates(self, count: int) -> Metrics:
@@ -206,10 +223,8 @@ class CapturedLearner(EagerLearner):
         pattern = self.agent.pattern(count)
         if pattern in self.recorded:
             self.agent.updates += count
-        else:
-            self.seen[pattern] = self.seen.get(pattern, 0) + 1
-            if self.gave_up or self.seen[pattern] <= WARM_UPS or not self._record(pattern, count):
-                return super()._updates(count)
+        elif self.seen.get(pattern, 0) < WARM_UPS or not self._record(pattern, count):
+            return super()._updates(count)
         graphs = self.recorded[pattern]
         with self.split("sample"):
             graphs.sample.replay()
@@ -217,9 +232,9 @@ class CapturedLearner(EagerLearner):
             graphs.update.replay()
         return graphs.metrics
 
-    def _record(self, pattern: Any, count: int) -> bool:
+    def _record(self, pattern: Pattern, count: int) -> bool:
         """Record what an eager call would do now, without doing it. False where that is impossible."""
-        if len(self.recorded) == MOST_PATTERNS:
+        if self.gave_up or len(self.recorded) == MOST_PATTERNS:
             return False
         before = self.agent.updates
         sample, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -231,7 +246,7 @@ class CapturedLearner(EagerLearner):
                 update.register_generator_state(generator)
             # thread_local: a simulator may be busy with the same device in another thread.
             with torch.cuda.graph(sample, stream=self.stream, capture_error_mode="thread_local"):
-                batches = [self.replay.sample(self.rows) for _ in range(count)]
+                batches = [self.sample() for _ in range(count)]
             with torch.cuda.graph(update, stream=self.stream, capture_error_mode="thread_local"):
                 metrics = means([self.update(batch).metrics for batch in batches])
         except RuntimeError as error:
@@ -265,7 +280,7 @@ class Compiled:
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.eager, self.name = function, name
-        self.function = torch.compile(function)
+        self.function = torch.compile(function, dynamic=False)
 
     def __call__(self, *args: Any) -> Any:
         try:

@@ -62,3 +62,130 @@ def test_rows_beyond_two_to_the_24_elements_do_not_mix() -> None:
     out = categorical.project(probs, (z + 1.0).clamp(max=50.0).expand_as(probs), z)
     assert rows * 51 > 2**24
     assert bool((out[:, 8] == 1.0).all())
+
+
+def rows(
+    base: list[float], slope: list[float], atoms: int, members: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(members, len(base), atoms, generator=random)
+    return logits, torch.tensor(base), torch.tensor(slope)
+
+
+def projected(
+    logits: torch.Tensor, base: torch.Tensor, slope: torch.Tensor, z: list[float]
+) -> torch.Tensor:
+    """Each head's distribution moved and projected, atom by atom in float64."""
+    out = []
+    for head in logits.double().softmax(-1):
+        for probs, b, s in zip(head.tolist(), base.tolist(), slope.tolist(), strict=True):
+            places = [min(max(b + s * atom, z[0]), z[-1]) for atom in z]
+            out.append(oracle.project(probs, places, z))
+    return torch.tensor(out).view(logits.shape)
+
+
+SLOPES = st.sampled_from([0.0, 1e-30, 1e-6, 0.01, 0.5, 0.97, 1.0])
+BASES = st.one_of(VALUES, st.sampled_from([-1e6, -2.0, -0.0, 0.0, 2.0, 1e6]))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    moves=st.lists(st.tuples(BASES, SLOPES), min_size=1, max_size=4),
+    atoms=st.integers(2, 11),
+    members=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_moved_distributions_are_projected_atom_by_atom(
+    moves: list[tuple[float, float]], atoms: int, members: int, seed: int
+) -> None:
+    z = categorical.support(-2.0, 2.0, atoms)
+    logits, base, slope = rows([b for b, _ in moves], [s for _, s in moves], atoms, members, seed)
+    exact = [-2 + 4 * k / (atoms - 1) for k in range(atoms)]
+    wanted = projected(logits, base, slope, exact)
+    each = categorical.project_shifted(logits, base, slope, z, lowest=False)
+    torch.testing.assert_close(each, wanted, atol=1e-5, rtol=0)
+    lowest = categorical.project_shifted(logits, base, slope, z, lowest=True)
+    assert lowest.shape == wanted.shape[1:]
+    means = (wanted * torch.tensor(exact)).sum(-1)
+    for row in range(len(moves)):
+        # Where heads are equal but for rounding, either will do.
+        fits = [
+            bool((lowest[row] - wanted[member, row]).abs().max() < 1e-5)
+            for member in range(members)
+            if means[member, row] <= means[:, row].min() + 1e-5
+        ]
+        assert any(fits)
+
+
+def test_the_lowest_head_is_that_after_the_move() -> None:
+    """The head with the larger mean has the smaller one once the support has ended its reach."""
+    z = categorical.support(0.0, 4.0, 5)
+    wide, narrow = [0.45, 0.0, 0.0, 0.0, 0.55], [0.0, 0.0, 1.0, 0.0, 0.0]  # means 2.2 and 2
+    logits = torch.tensor([[narrow], [wide]]).log()
+    zero, one = torch.zeros(1), torch.ones(1)
+    stays = categorical.project_shifted(logits, zero, one, z, lowest=True)
+    assert stays[0].tolist() == pytest.approx(narrow)
+    moved = categorical.project_shifted(logits, 2 * one, one, z, lowest=True)  # 3.1 and 4
+    assert moved[0].tolist() == pytest.approx([0.0, 0.0, 0.45, 0.0, 0.55])
+
+
+def test_equal_heads_keep_a_whole_distribution() -> None:
+    z = categorical.support(-2.0, 2.0, 5)
+    logits, base, slope = rows([0.3, 9.0], [0.9, 0.9], 5, 1, seed=0)
+    twice = categorical.project_shifted(logits.expand(2, -1, -1), base, slope, z, lowest=True)
+    assert torch.equal(twice, categorical.project_shifted(logits, base, slope, z, lowest=True))
+    assert twice[1].tolist() == pytest.approx([0, 0, 0, 0, 1])  # all beyond the end
+
+
+@pytest.mark.parametrize("lowest", [True, False])
+@pytest.mark.parametrize("where", ["base", "slope", "logits"])
+def test_what_is_not_a_number_shows_in_its_row_alone(where: str, lowest: bool) -> None:
+    z = categorical.support(-2.0, 2.0, 5)
+    logits, base, slope = rows([0.0, 0.5, 1.0], [0.9, 0.0, 0.9], 5, 2, seed=0)
+    bad = {"base": base[1:2], "slope": slope[1:2], "logits": logits[1, 1, 2:3]}[where]
+    bad.fill_(float("nan"))
+    out = categorical.project_shifted(logits, base, slope, z, lowest=lowest)
+    spoiled = out.isnan().any(-1)
+    assert (spoiled if lowest else spoiled.any(0)).tolist() == [False, True, False]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    members=st.integers(1, 3),
+    batch=st.integers(1, 5),
+    atoms=st.integers(2, 11),
+    shared=st.booleans(),
+    scale=st.sampled_from([1.0, 30.0]),
+    seed=st.integers(0, 99),
+)
+def test_cross_entropy_and_its_gradient(
+    members: int, batch: int, atoms: int, shared: bool, scale: float, seed: int
+) -> None:
+    """- sum_k t_k log p_k, whose gradient is by (p sum_k t_k - t); targets need not sum to one."""
+    random = torch.Generator().manual_seed(seed)
+    z = categorical.support(-2.0, 2.0, atoms)
+    logits = scale * torch.randn(members, batch, atoms, generator=random)
+    target = torch.rand(*(() if shared else (members,)), batch, atoms, generator=random)
+    by = torch.rand(members, batch, generator=random)
+    logits.requires_grad_()
+    loss, q = categorical.cross_entropy(logits, target, z)
+    assert not q.requires_grad
+    (found,) = torch.autograd.grad(loss, logits, by)
+    wide, t = logits.detach().double(), target.double()
+    probs = wide.softmax(-1)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(loss.detach().double(), -(t * wide.log_softmax(-1)).sum(-1), **near)
+    torch.testing.assert_close(q.double(), (probs * z.double()).sum(-1), **near)
+    wanted = by.double().unsqueeze(-1) * (probs * t.sum(-1, keepdim=True) - t)
+    torch.testing.assert_close(found.double(), wanted, **near)
+
+
+def test_half_precision_logits_are_widened_first() -> None:
+    z = categorical.support(-10.0, 10.0, 101)
+    logits, base, slope = rows([0.1] * 8, [0.97] * 8, 101, 2, seed=0)
+    half = logits.bfloat16()
+    loss, q = categorical.cross_entropy(half, half.float().softmax(-1), z)
+    out = categorical.project_shifted(half, base, slope, z, lowest=False)
+    assert {loss.dtype, q.dtype, out.dtype} == {torch.float32}
+    wanted = categorical.project_shifted(half.float(), base, slope, z, lowest=False)
+    assert torch.equal(out, wanted)

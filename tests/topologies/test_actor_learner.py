@@ -207,7 +207,7 @@ def test_apex_dpg_solves_the_pendulum(ray: Any, tmp_path: Path) -> None:
     assert train(recipe, tmp_path / "run").best_return >= -200
 
 
-@pytest.mark.learning
+@pytest.mark.slow
 def test_a_killed_actor_and_a_killed_learner_cost_nothing_but_time(
     ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

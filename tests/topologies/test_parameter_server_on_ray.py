@@ -226,7 +226,7 @@ def test_a_killed_bundle_is_replaced_nothing_counts_twice_and_the_cartpole_is_so
     assert result.last_return >= SOLVED
 
 
-@pytest.mark.learning
+@pytest.mark.slow
 def test_a_killed_shard_sends_the_server_back_to_its_checkpoint_and_the_cartpole_is_solved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

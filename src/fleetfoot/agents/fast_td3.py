@@ -107,7 +107,7 @@ class Policy(nn.Module):
         self.net = net.build(encoder.size, actions)
 
     def forward(self, obs: Obs) -> Tensor:
-        return torch.tanh(self.net(self.encoder(obs)))
+        return torch.tanh(self.net(self.encoder(obs)).float())
 
     def constrain_(self) -> None:
         self.encoder.constrain_()

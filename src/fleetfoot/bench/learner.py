@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Size:
     agent: FastTD3Config
     updates: int = 2
     n_step: int = 1
+    stored: int = 256 * 1024  # transitions
 
 
 SIMBA = FastTD3Config(
@@ -51,7 +53,7 @@ SIZES: dict[str, Size] = {
     "isaac": Size(
         4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, atoms=251), 4, n_step=8
     ),
-    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(atoms=11)),
+    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(atoms=11), stored=1024),
 }
 
 
@@ -91,9 +93,7 @@ def measure(
     name: str, mode: Mode, precision: Precision, updates: int, device: torch.device, rate: float
 ) -> dict[str, Any]:
     size = SIZES[name]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    forget(device)
     agent, _, learn = build(size, mode, precision, device)
     begun = time.perf_counter()
     for _ in range(5):  # compilation, capture, one replay
@@ -109,7 +109,7 @@ def measure(
     flops = flops_of_update(agent, size.batch)
     row = {
         "size": name,
-        "mode": mode,
+        "mode": learn.mode,
         "precision": precision,
         "ms_per_update": 1e3 * seconds,
         "TFLOP_per_update": flops / 1e12,
@@ -132,6 +132,8 @@ def compare(name: str, precision: Precision, device: torch.device) -> dict[str, 
         start = _weights(agent)
         for _ in range(6):
             learn(size.updates)
+        if learn.mode != each:
+            raise UserError(f"{each} updates were asked for, but these were {learn.mode}.")
         agents.append(_weights(agent))
     eager, other = agents
     apart, moved = (eager - other).abs(), (eager - start).abs()
@@ -169,7 +171,7 @@ def build(
         episode_length=1000,
     )
     agent = size.agent.build(spec, gamma=0.97, total_updates=10**5, seed=0, device=device)
-    rows = 256 * 1024 // size.num_envs
+    rows = size.stored // size.num_envs
     cfg = ReplayConfig(capacity=rows * size.num_envs, storage="bf16", n_step=size.n_step)
     replay = cfg.build(spec, gamma=0.97, seed=0, device=device)
     for transition in noise(spec, rows):
@@ -249,6 +251,15 @@ def _seconds_each(work: Callable[[], None], device: torch.device, times: int = 2
         work()
     _wait(device)
     return (time.perf_counter() - begun) / times
+
+
+def forget(device: torch.device) -> None:
+    """Give back what earlier measurements held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _weights(agent: FastTD3) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fleetfoot import recipes
+from fleetfoot.bench.learner import forget
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies.run import Run
@@ -65,6 +66,7 @@ def smaller(recipe: Recipe, envs: int, updates: float, device: str, execution: s
 
 
 def measure(recipe: Recipe, overlap: bool, count: int) -> dict[str, Any]:
+    forget(recipe.torch_device())
     with tempfile.TemporaryDirectory() as folder:
         run = Run.build(recipe, Path(folder), None)
         begun = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
 from fleetfoot.replay.replay import GIB, ReplayConfig
@@ -122,13 +122,34 @@ def _speed(
     for _ in range(1000):
         replay.append(step)
     samples = _rate(lambda: replay.sample(batch_size), seconds, device)
-    row_bytes = 4 * (2 * spec.obs_shape[0] + spec.action.size + 2)
+    copy = copy_bytes_per_second(device)
+    # Each is read once and written once, as in a copy.
+    appended = appends * sum(t.nbytes for t in (x, x, step.action, step.reward, ended, ended))
+    sampled = samples * _bytes(replay.sample(batch_size))
     return {
         "storage": storage,
         "append_rows_per_second": appends * spec.num_envs,
+        "append_gb_per_second": appended / 1e9,
+        "append_share_of_copy": appended / copy,
         "sample_rows_per_second": samples * batch_size,
-        "sample_gb_per_second": samples * batch_size * row_bytes / 1e9,
+        "sample_gb_per_second": sampled / 1e9,
+        "sample_share_of_copy": sampled / copy,
+        "copy_gb_per_second": copy / 1e9,
     }
+
+
+def copy_bytes_per_second(device: torch.device) -> float:
+    """Bytes copied per second from one place of the device's memory to another, in one large piece."""
+    size = 2**30 if device.type == "cuda" else 2**26
+    one, other = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return size * _rate(lambda: other.copy_(one), 1.0, device)
+
+
+def _bytes(batch: Batch) -> int:
+    """Of all that a batch holds, what actor and critic share once."""
+    obs = [*{id(t): t for o in (batch.obs, batch.next_obs) for t in o[:2]}.values()]
+    plain = (batch.action, batch.reward, batch.discount, batch.weight, batch.row_id)
+    return sum(t.nbytes for t in (*obs, *plain))
 
 
 def _rate(work: Callable[[], object], seconds: float, device: torch.device) -> float:

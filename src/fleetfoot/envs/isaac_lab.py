@@ -120,6 +120,7 @@ class LabEnv:
             # Where the first episodes end anywhere, no length holds for all of them.
             episode_length=None if spread_ends else episode_length,
             exact_final_obs=exact_final_obs,
+            any_stream=device.type != "cuda",  # Warp and PhysX step on streams of their own
             step_seconds=float(envs.step_dt),
         )
         # Of a finite task the end of the time is the end, and nothing is worth anything beyond it.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-EVERY = 8  # on a GPU, measure one vec step in so many: events are cheap, not free
+EVERY = 7  # on a GPU, measure one vec step in so many (odd: updates often come in twos)
 
 
 class TimeSplit:

@@ -81,8 +81,9 @@ def fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias, where `needs` asks for them; empty where not."""
     to_x, to_weight, to_bias = needs
-    nothing = gradient.new_empty(0)
-    x_gradient = weight_gradient = bias_gradient = nothing
+    # Three of them: an operation must not return one tensor twice.
+    x_gradient, weight_gradient, nothing = (gradient.new_empty(0) for _ in range(3))
+    bias_gradient = nothing
     if relu:
         gradient, bias_gradient = relu_backward(gradient, out)
     elif x.dim() == 2 or gradient.stride(2) != 1:
@@ -107,7 +108,7 @@ def fused_backward(
                 members
             ):  # unlike a batched product, it is split where rows are many
                 torch.mm(x[member].T, gradient[member], out=weight_gradient[member])
-    return x_gradient, weight_gradient, bias_gradient if to_bias else nothing.clone()
+    return x_gradient, weight_gradient, bias_gradient if to_bias else nothing
 
 
 def relu_backward(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,12 @@ class Observations:
         return (u[0] * self.filled).long(), (u[1] * self.columns).long()
 
     def sample(self, rows: int) -> Obs:
+        return self.gather(*self.draw(rows))
+
+    def draw(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Age and column of rows; `gather` reads them."""
         drawn = self.sampler.draw(rows, self)
-        return self.gather(drawn.age, drawn.column)
+        return drawn.age, drawn.column
 
     def gather(self, age: Tensor, column: Tensor) -> Obs:
         at = (self.gone + age) % self.rows * self.columns + column

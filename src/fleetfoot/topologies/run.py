@@ -129,6 +129,7 @@ class Learning:
     last_return: float = float("nan")
     best_return: float = float("nan")
     saved_at: int = -1
+    compile_seconds: float = 0.0  # so far, since the process began
 
     def counters(self) -> Counters:
         return Counters(
@@ -143,13 +144,20 @@ class Learning:
         self.updates, self.owed = self.updates + self.owed, 0
         self.log.add(metrics)
 
-    def settled(self, seconds: float) -> None:
-        """Everything that compiles has compiled, which took so long and does not count as training."""
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """What compiles at its first use is used for the first time: that does not count as training."""
+        self._wait()
+        begun = time.perf_counter()
+        with self.clock.paused():
+            yield
+            self._wait()
+        self.split.forget()
+        self.compile_seconds += time.perf_counter() - begun
+
+    def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.clock.go_on()
-        self.split.forget()
-        self.log.add({"time/compile_s": seconds})
 
     def tally(self) -> None:
         """Hand the log what has been counted since it was last read."""
@@ -189,12 +197,11 @@ class Learning:
         evaluate = last or self._evaluation_due()
         save = last or self.recipe.checkpoint.due(self.vec_steps)
         self.tally()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the clock reads work done, not work asked for
+        self._wait()  # the clock reads work done, not work asked for
         with self.clock.paused():
             with self.ranks.agreeing():
                 metrics = self.log.read(self.counters())
-            metrics |= self.split.metrics()
+            metrics |= self.split.metrics() | {"time/compile_s": self.compile_seconds}
             if evaluate:
                 metrics |= self.ranks.first_says(self.evaluate)
             with self.ranks.agreeing():
@@ -257,13 +264,14 @@ class Learning:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """UserError where the state does not fit."""
+        had_replay = "replay" in state
         try:
             self._load(state)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.owed = 0 if self.pace.held_vec_steps else state["owed"]
+        self.owed = state.get("owed", 0) if had_replay and self.replay.size else 0
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
         self.saved_at = self.vec_steps
@@ -314,8 +322,8 @@ class Run(Learning):
     ) -> Self:
         share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
         device = share.torch_device()
-        if ranks.world > 1 and device.type == "cuda":  # where NCCL looks for it
-            torch.cuda.set_device(device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # whose streams everything else means
         torch.set_num_threads(share.threads or usable_cores())
         env = recipe.env.build(share.num_envs, seeds.env, device)
         agent = recipe.agent.build(
@@ -360,6 +368,7 @@ class Run(Learning):
                 resumed=None if state is None else run.counters(),
                 best=None if run.best_return != run.best_return else run.best_return,
             )
+        run.clock.restart(run.clock.before)  # the time it took to build all this is not training
         if ranks.world > 1:
             run.log.merge = lambda totals: added(ranks.gather_json(totals))
         return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fleetfoot.data import Step
-from fleetfoot.part import part
+from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.rollout import Background, rollout
 from fleetfoot.speed import learner
@@ -60,35 +59,43 @@ def vec_steps(run: Run, *, overlap: bool) -> Generator[None, None, None]:
         world=run.ranks.world,
     )
 
+    def start_learning() -> None:
+        with nullcontext() if learn.ready(run.owed) else run.compiling():
+            learn.start(run.owed)
+
     def in_turn(action: Tensor) -> Step:
         with split("simulate"):
             return run.env.step(action)
 
-    def start_learning() -> None:
-        learn.start(run.owed)
+    background = None
+    if overlap:
+        if not run.env.spec.any_stream:
+            raise UserError(
+                f"{run.env.spec.name} can only be stepped on the GPU's default stream: use --topology.overlap False."
+            )
+        background = Background(run.env, start_learning, lambda: learn.ready(run.owed), split)
+    first = True
 
-    # The first vec steps compile the simulator and the learner, where they compile.
-    run.clock.stop()
-    settled, begun = False, time.perf_counter()
-    background = (
-        Background(run.env, start_learning, lambda: learn.settled, split) if overlap else None
-    )
+    def step_env(action: Tensor) -> Step:
+        nonlocal first
+        with run.compiling() if first else nullcontext():
+            first = False
+            return in_turn(action) if background is None else background(action)
+
     with closing(background) if background else nullcontext():
-        for transition in rollout(
-            background or in_turn, agent.behaviour, run.explorer, run.obs, split
-        ):
+        for transition in rollout(step_env, agent.behaviour, run.explorer, run.obs, split):
             if overlap:
-                run.learned(learn.join())
+                with split("wait"):
+                    found = learn.join()
+                run.learned(found)
             with split("append"):
                 agent.observe(transition)
                 replay.append(transition)
             run.collected(transition)
-            run.owed = run.pace.owed()
+            run.owed += run.pace.owed()
             last = run.vec_steps == recipe.total_vec_steps
             if last or not overlap:
-                run.learned(learn(run.owed))
+                start_learning()
+                run.learned(learn.join())
             run.bookkeep(last=last)
-            if not settled and learn.settled:
-                run.settled(time.perf_counter() - begun)
-                settled = True
             yield

@@ -95,7 +95,7 @@ def _project_kernel(logits, base, slope, z, out, rows, atoms, logits_member, log
 def project_shifted(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
     """`slope` must be 0 or more."""
     members, rows, atoms = logits.shape
-    logits = logits if logits.stride(2) == 1 else logits.contiguous()
+    logits = _in_rows(logits)
     shape = (rows, atoms) if lowest else (members, rows, atoms)
     out = torch.empty(shape, dtype=torch.float32, device=logits.device)
     _project_kernel[(triton.cdiv(rows, PROJECT_ROWS),)](
@@ -154,6 +154,7 @@ def _cross_entropy_backward_kernel(logits, target, lse, by, gradient, rows, atom
 def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss [E, B], the means [E, B], and the logarithms of the normalising sums [E, B], for `backward`."""
     members, rows, atoms = logits.shape
+    logits, target = _in_rows(logits), target.contiguous()
     loss, q, lse = (
         torch.empty(members, rows, dtype=torch.float32, device=logits.device) for _ in range(3)
     )
@@ -167,6 +168,7 @@ def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Te
 
 def cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
     members, rows, atoms = logits.shape
+    logits, target = _in_rows(logits), target.contiguous()
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     _cross_entropy_backward_kernel[(triton.cdiv(rows, ROWS), members)](
         logits, target, lse, by.contiguous(), gradient, rows, atoms, logits.stride(0),
@@ -174,3 +176,8 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tens
         ROWS=ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,
     )  # fmt: skip
     return gradient
+
+
+def _in_rows(logits: Tensor) -> Tensor:
+    """Atoms side by side, which is how all kernels read them."""
+    return logits if logits.stride(2) == 1 else logits.contiguous()
