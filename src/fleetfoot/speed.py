@@ -9,6 +9,7 @@ for rounding where compilation reorders sums.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.agent import Agent, Pattern
-from fleetfoot.data import Batch, Learned
+from fleetfoot.data import Batch, Learned, Obs
 from fleetfoot.log.split import TimeSplit
+from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
+Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
-Gather = Callable[[Tensor, Tensor, Tensor], Batch]
+Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
 LOSSES = (
     "critic_loss",
@@ -32,22 +35,26 @@ LOSSES = (
 )  # what agents offer for compilation: pure functions of a batch
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
+# To begin a recording waits for the device, which would end one in another thread.
+RECORDING = threading.Lock()
 
 
 def learner(
     agent: Agent,
-    replay: Replay,
+    replay: Replay | Observations,
     rows: int,
     *,
+    half: Half = "update",
     precision: Literal["float32", "bf16"],
     mode: Mode,
     device: torch.device,
     split: TimeSplit | None = None,
     world: int = 1,
 ) -> EagerLearner:
-    """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients."""
+    """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients. `half`:
+    which updates it makes; those of the policy alone need nothing but observations."""
     split = split or TimeSplit(device)
-    update = updater(agent, precision=precision, mode=mode, device=device)
+    update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     mode = resolved(mode, device)
     gather: Gather = replay.gather
     if mode != "eager":
@@ -67,19 +74,24 @@ def resolved(mode: Mode, device: torch.device) -> Mode:
 
 
 def updater(
-    agent: Agent, *, precision: Literal["float32", "bf16"], mode: Mode, device: torch.device
-) -> Callable[[Batch], Learned]:
-    """`agent.update`, in the precision asked for and with compiled losses."""
+    agent: Agent,
+    *,
+    half: Half = "update",
+    precision: Literal["float32", "bf16"],
+    mode: Mode,
+    device: torch.device,
+) -> Callable[[Any], Learned]:
+    """`agent.update` (or a half of it), in the precision asked for and with compiled losses."""
     if resolved(mode, device) != "eager":
         torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
         for name in LOSSES:
             if hasattr(agent, name):
                 setattr(agent, name, Compiled(getattr(agent, name), name))
-    update = agent.update
+    update: Callable[[Any], Learned] = getattr(agent, half)
     if precision == "float32":
         return update
 
-    def in_bf16(batch: Batch) -> Learned:
+    def in_bf16(batch: Any) -> Learned:
         # No cache of cast weights: an update changes weights and reads them again inside this context.
         with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
             return update(batch)
@@ -87,7 +99,9 @@ def updater(
     return in_bf16
 
 
-def why_not_captured(agent: Agent, replay: Replay, device: torch.device, world: int) -> str | None:
+def why_not_captured(
+    agent: Agent, replay: Replay | Observations, device: torch.device, world: int
+) -> str | None:
     """What stands against CUDA graphs, or None."""
     if world > 1:
         return "gradients cross to other processes in the middle of an update"
@@ -104,9 +118,9 @@ class EagerLearner:
     def __init__(
         self,
         agent: Agent,
-        replay: Replay,
+        replay: Replay | Observations,
         rows: int,
-        update: Callable[[Batch], Learned],
+        update: Callable[[Any], Learned],
         gather: Gather,
         split: TimeSplit,
     ):
@@ -127,8 +141,8 @@ class EagerLearner:
         """Will the coming `count` updates find compiled what compiles at first use?"""
         return count == 0 or self.mode == "eager" or self.agent.pattern(count) in self.seen
 
-    def sample(self) -> Batch:
-        return self.gather(*self.replay.sampler.draw(self.rows, self.replay.ring))
+    def sample(self) -> Batch | Obs:
+        return self.gather(*self.replay.draw(self.rows))
 
     def __call__(self, count: int) -> Metrics:
         """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
@@ -154,7 +168,8 @@ class EagerLearner:
                 batch = self.sample()
             with self.split("update"):
                 learned = self.update(batch)
-                self.replay.reprioritize(batch.row_id, learned.td_error)
+                if isinstance(self.replay, Replay) and isinstance(batch, Batch):
+                    self.replay.reprioritize(batch.row_id, learned.td_error)
             found.append(learned.metrics)
         return means(found)
 
@@ -164,7 +179,7 @@ class Recorded:
     sample: torch.cuda.CUDAGraph
     update: torch.cuda.CUDAGraph
     metrics: Metrics  # written anew by every replay
-    batches: list[Batch]  # likewise; kept because the second graph reads them
+    batches: list[Batch | Obs]  # likewise; kept because the second graph reads them
 
 
 class CapturedLearner(EagerLearner):
@@ -173,14 +188,14 @@ class CapturedLearner(EagerLearner):
     def __init__(
         self,
         agent: Agent,
-        replay: Replay,
+        replay: Replay | Observations,
         rows: int,
-        update: Callable[[Batch], Learned],
+        update: Callable[[Any], Learned],
         gather: Gather,
         split: TimeSplit,
     ):
         super().__init__(agent, replay, rows, update, gather, split)
-        self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.ring.reward.device)  # type: ignore[no-untyped-call]
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
 
@@ -223,6 +238,7 @@ class CapturedLearner(EagerLearner):
             return False
         before = self.agent.updates
         sample, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        RECORDING.acquire()
         try:
             for generator in generators(self.replay.sampler):
                 sample.register_generator_state(generator)
@@ -239,6 +255,8 @@ class CapturedLearner(EagerLearner):
             reason = str(error).strip().splitlines()[0][:200]
             _notice(f"the learner runs without CUDA graphs: {reason}.")
             return False
+        finally:
+            RECORDING.release()
         self.recorded[pattern] = Recorded(sample, update, metrics, batches)
         return True
 

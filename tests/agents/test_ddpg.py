@@ -272,11 +272,11 @@ def test_without_a_target_policy_the_policy_itself_proposes() -> None:
     assert "policy_target" not in agent.state_dict()
     batch, still = make_batch(), torch.zeros(6, 2)
     before = agent.target(batch, still)
-    agent.update_policy(batch)
+    agent.update_policy(batch.obs)
     assert not torch.equal(before, agent.target(batch, still))
     slow = make_agent()
     before = slow.target(batch, still)
-    slow.update_policy(batch)
+    slow.update_policy(batch.obs)
     assert torch.equal(before, slow.target(batch, still))
 
 
@@ -304,7 +304,7 @@ def test_policy_updates_leave_the_critics_alone_and_the_other_way_round() -> Non
     agent = make_agent()
     policy = len(list(agent.policy.parameters()))
     before = weights(agent)
-    agent.update_policy(make_batch())
+    agent.update_policy(make_batch().obs)
     between = weights(agent)
     assert same(before[policy:], between[policy:])
     assert not any(

@@ -82,10 +82,10 @@ def test_policy_updates_leave_the_critic_alone_and_climb() -> None:
     batch = make_batch(make_spec(), rows=64)
     critic = [p.detach().clone() for p in agent.critic.parameters()]
     noise = torch.zeros(64, 2)
-    first = agent.policy_loss(batch, noise)[0].item()
+    first = agent.policy_loss(batch.obs, noise)[0].item()
     for _ in range(30):
-        agent.update_policy(batch)
-    assert agent.policy_loss(batch, noise)[0].item() < first
+        agent.update_policy(batch.obs)
+    assert agent.policy_loss(batch.obs, noise)[0].item() < first
     assert all(torch.equal(a, b) for a, b in zip(critic, agent.critic.parameters(), strict=True))
 
 

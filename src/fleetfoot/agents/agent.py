@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -78,14 +78,35 @@ class PrioritisingAgent(Agent, Protocol):
 
 
 class ActorCritic(Agent, Protocol):
-    """An agent whose update falls apart into two."""
+    """An agent whose update falls apart into two, so that two learners can make them, each with an agent of its own.
+
+    `update` is `update_critic`, and after every `policy_every`-th of these `update_policy` on the same observations.
+    """
+
+    policy_half: ClassVar[tuple[str, ...]]
+    """Beside the weights of the steppers among them, what `update_policy` alone changes: attributes, which are entries
+    of `state_dict` as well."""
 
     @property
     def critic(self) -> nn.Module: ...
 
-    def update_critic(self, batch: Batch) -> Learned: ...
+    @property
+    def norms(self) -> nn.Module:
+        """The running statistics of observations, which all networks share."""
+        ...
 
-    def update_policy(self, batch: Batch) -> Learned: ...
+    @property
+    def policy_every(self) -> int:
+        """Critic updates per policy update."""
+        ...
+
+    def update_critic(self, batch: Batch) -> Learned:
+        """Reads the policy, and counts in `updates`."""
+        ...
+
+    def update_policy(self, obs: Obs) -> Learned:
+        """Reads the critic, and of the data nothing but observations."""
+        ...
 
 
 class AgentConfig(Protocol):

@@ -36,7 +36,7 @@ Deviations from the published systems:
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -168,6 +168,8 @@ class Appraiser(nn.Module):
 
 
 class DDPG:
+    policy_half: ClassVar = ("step_policy",)
+
     def __init__(
         self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
@@ -208,14 +210,17 @@ class DDPG:
             self.policy.constrain_,
         )
         self.updates = 0
+        self.policy_every = cfg.policy_every
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
 
     def update(self, batch: Batch) -> Learned:
         learned = self.update_critic(batch)
-        if self.updates % self.cfg.policy_every == 0:
-            learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
+        if self.updates % self.policy_every == 0:
+            learned = Learned(
+                learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
+            )
         return learned
 
     def pattern(self, count: int) -> Pattern:
@@ -239,9 +244,9 @@ class DDPG:
         if self.cfg.target_policy:
             polyak_(self.policy_target, self.policy, self.cfg.tau)
 
-    def update_policy(self, batch: Batch) -> Learned:
+    def update_policy(self, obs: Obs) -> Learned:
         with frozen(self.critic):
-            loss, saturation = self.policy_loss(batch)
+            loss, saturation = self.policy_loss(obs)
             grad_norm = self.step_policy(loss)
         metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
         return Learned(metrics | {"policy/saturation": saturation})
@@ -291,14 +296,14 @@ class DDPG:
         kept = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
         return categorical.project(kept, shifted, self.z)  # (7)
 
-    def policy_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """The loss (4), and the share of actions at their bounds."""
-        action = self.policy(batch.obs)
+        action = self.policy(obs)
         climbed = action
         if self.cfg.max_action_gradient is not None:
             # The loss is a mean over rows, so each row's gradient arrives divided by their number.
             climbed = clip_gradient(action, self.cfg.max_action_gradient / action.shape[0])
-        out = self.critic(batch.obs, climbed).float()  # [E, B, K]
+        out = self.critic(obs, climbed).float()  # [E, B, K]
         q = out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
         return -q.amin(0).mean(), (action.detach().abs() > 0.99).float().mean()  # (4)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,8 @@ class Sampled(nn.Module):
 
 
 class FastSAC:
+    policy_half: ClassVar = ("step_policy", "step_alpha", "policy_noise")
+
     def __init__(
         self,
         cfg: FastSACConfig,
@@ -170,6 +172,7 @@ class FastSAC:
         )
         self.step_alpha = cfg.alpha_optim.build([self.log_alpha], policy_updates)
         self.updates = 0
+        self.policy_every = cfg.policy_every
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
@@ -179,24 +182,26 @@ class FastSAC:
 
     def update(self, batch: Batch) -> Learned:
         learned = self.update_critic(batch)
-        if self.updates % self.cfg.policy_every == 0:
-            learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
+        if self.updates % self.policy_every == 0:
+            learned = Learned(
+                learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
+            )
         return learned
 
     def pattern(self, count: int) -> Pattern:
         return every(self.cfg.policy_every, self.updates, count)
 
     def update_critic(self, batch: Batch) -> Learned:
-        loss, q, td_error = self.critic_loss(batch, self._draw(self.critic_noise, batch))
+        loss, q, td_error = self.critic_loss(batch, self._draw(self.critic_noise, batch.obs))
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
         return Learned(metrics, td_error)
 
-    def update_policy(self, batch: Batch) -> Learned:
+    def update_policy(self, obs: Obs) -> Learned:
         with frozen(self.critic):
-            loss, log_prob = self.policy_loss(batch, self._draw(self.policy_noise, batch))
+            loss, log_prob = self.policy_loss(obs, self._draw(self.policy_noise, obs))
             grad_norm = self.step_policy(loss)
         entropy = -log_prob.mean()
         self.step_alpha(self.log_alpha * (entropy - self.target_entropy))  # (6)
@@ -228,17 +233,17 @@ class FastSAC:
         )
         return target if lowest else target.mean(0)
 
-    def policy_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss (5), and the log-probabilities of the sampled actions, [B]."""
-        action, log_prob = _sample(self.gaussian, batch.obs, noise)
-        probs = self.critic(batch.obs, action).float().softmax(-1)
+        action, log_prob = _sample(self.gaussian, obs, noise)
+        probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         alpha = self.log_alpha.detach().exp()
         return (alpha * log_prob - q).mean(), log_prob.detach()  # (5)
 
-    def _draw(self, generator: torch.Generator, batch: Batch) -> Tensor:
-        shape = (batch.reward.shape[0], self.actions)
+    def _draw(self, generator: torch.Generator, obs: Obs) -> Tensor:
+        shape = (obs.actor.shape[0], self.actions)
         return torch.randn(shape, generator=generator, device=self.z.device)
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ Deviations from the published code:
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,8 @@ class Policy(nn.Module):
 
 
 class FastTD3:
+    policy_half: ClassVar = ("step_policy",)
+
     def __init__(
         self,
         cfg: FastTD3Config,
@@ -154,6 +156,7 @@ class FastTD3:
             self.policy.constrain_,
         )
         self.updates = 0
+        self.policy_every = cfg.policy_every
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
@@ -163,8 +166,10 @@ class FastTD3:
 
     def update(self, batch: Batch) -> Learned:
         learned = self.update_critic(batch)
-        if self.updates % self.cfg.policy_every == 0:
-            learned = Learned(learned.metrics | self.update_policy(batch).metrics, learned.td_error)
+        if self.updates % self.policy_every == 0:
+            learned = Learned(
+                learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
+            )
         return learned
 
     def pattern(self, count: int) -> Pattern:
@@ -181,9 +186,9 @@ class FastTD3:
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
         return Learned(metrics, td_error)
 
-    def update_policy(self, batch: Batch) -> Learned:
+    def update_policy(self, obs: Obs) -> Learned:
         with frozen(self.critic):
-            loss, saturation = self.policy_loss(batch)
+            loss, saturation = self.policy_loss(obs)
             grad_norm = self.step_policy(loss)
         metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
         return Learned(metrics | {"policy/saturation": saturation})
@@ -212,10 +217,10 @@ class FastTD3:
             logits, base=reward, slope=batch.discount, z=self.z, lowest=lowest
         )
 
-    def policy_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """The loss (5), and the share of actions at their bounds."""
-        action = self.policy(batch.obs).float()
-        probs = self.critic(batch.obs, action).float().softmax(-1)
+        action = self.policy(obs).float()
+        probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         return -q.mean(), (action.detach().abs() > 0.99).float().mean()  # (5)

@@ -22,6 +22,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.topologies.split_learners import SplitLearnersConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -94,6 +95,11 @@ def pendulum() -> Recipe:
         batch_size=512,
         total_vec_steps=1_500,
     )
+
+
+def pendulum_split() -> Recipe:
+    """Actor, critic learner and policy learner at the same time."""
+    return replace(pendulum(), name="fast_td3/pendulum-split", topology=SplitLearnersConfig())
 
 
 def pendulum_simba() -> Recipe:
@@ -193,6 +199,10 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: mujoco("Walker2d-v5", 500.0, 5_000),
     ),
     "fast_td3/pendulum": ("pendulum swing-up written in torch", pendulum),
+    "fast_td3/pendulum-split": (
+        "the pendulum with two learners and an actor at once",
+        pendulum_split,
+    ),
     "fast_td3/pendulum-simba": ("the pendulum with SimbaV2 networks", pendulum_simba),
     "fast_td3/pendulum-prioritised": ("the pendulum with prioritised replay", pendulum_prioritised),
     "fast_td3/mjlab-g1-velocity-flat": (

@@ -14,7 +14,7 @@ from fleetfoot.data import Batch, EnvSpec, Transition
 from fleetfoot.ops.nstep import fold
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.ring import TERMINATED, Ring
-from fleetfoot.replay.samplers import Sampler, SamplerConfig, UniformConfig
+from fleetfoot.replay.samplers import Drawn, Sampler, SamplerConfig, UniformConfig
 from fleetfoot.replay.shared_ring import SharedRing
 
 GIB = 1024**3
@@ -102,6 +102,7 @@ class Replay:
     def __init__(self, cfg: ReplayConfig, ring: Ring, sampler: Sampler, gamma: float):
         self.cfg, self.ring, self.sampler, self.gamma = cfg, ring, sampler, gamma
         self.window = torch.arange(cfg.n_step, device=ring.reward.device)
+        self.device = ring.reward.device
 
     @property
     def size(self) -> int:
@@ -125,7 +126,11 @@ class Replay:
 
     def sample(self, rows: int) -> Batch:
         """Draw `rows` transitions and fold each with the n - 1 that follow it."""
-        return self.gather(*self.sampler.draw(rows, self.ring))
+        return self.gather(*self.draw(rows))
+
+    def draw(self, rows: int) -> Drawn:
+        """Which rows; `gather` reads them."""
+        return self.sampler.draw(rows, self.ring)
 
     def gather(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
         """The rows drawn, folded."""

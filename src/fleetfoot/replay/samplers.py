@@ -24,6 +24,14 @@ class Drawn(NamedTuple):
     weight: Tensor  # [B] importance weight
 
 
+class Rows(Protocol):
+    """What equally likely rows are drawn from."""
+
+    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Age and column of rows that are all equally likely, from u [2, B] float64, uniform on [0, 1)."""
+        ...
+
+
 class Sampler(Protocol):
     """Draws rows of one ring, and is told of every change to it."""
 
@@ -87,7 +95,7 @@ class Uniform:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def draw(self, rows: int, ring: Ring) -> Drawn:
+    def draw(self, rows: int, ring: Rows) -> Drawn:
         # float64: float32 has too few steps to reach every row of a large ring equally often.
         u = torch.rand(2, rows, generator=self.generator, device=self.device, dtype=torch.float64)
         return Drawn(*ring.anywhere(u), torch.ones(rows, device=self.device))

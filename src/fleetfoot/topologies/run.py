@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -177,17 +177,25 @@ class Learning:
             write = partial(self._write_best, state, counters.vec_steps)
             self._assemble(write, with_replay=False)
 
+    def due(self, *, last: bool) -> bool:
+        """Has `bookkeep` anything to do after this vec step?"""
+        save = self.recipe.checkpoint.due(self.vec_steps)
+        return last or self._evaluation_due() or save or self.log.due(self.vec_steps)
+
+    def _evaluation_due(self) -> bool:
+        every = self.recipe.evaluation.every_vec_steps
+        return every > 0 and self.vec_steps % every == 0
+
     def bookkeep(self, *, last: bool) -> None:
         """Log, evaluate and save when each is due, and all three at the `last` step.
 
         The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
         """
         self.split.next_vec_step()
-        every = self.recipe.evaluation.every_vec_steps
-        evaluate = last or (every > 0 and self.vec_steps % every == 0)
-        save = last or self.recipe.checkpoint.due(self.vec_steps)
-        if not (evaluate or save or self.log.due(self.vec_steps)):
+        if not self.due(last=last):
             return
+        evaluate = last or self._evaluation_due()
+        save = last or self.recipe.checkpoint.due(self.vec_steps)
         self.tally()
         self._wait()  # the clock reads work done, not work asked for
         with self.clock.paused():
@@ -301,15 +309,17 @@ class Run(Learning):
     evaluator: Evaluator | None  # the first rank's business
     episodes: EpisodeStats
 
-    @staticmethod
-    def build(recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Run:
+    @classmethod
+    def build(cls, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Self:
         """Build everything from the recipe; then, if there is a state, put every part into it."""
         ranks = here()
         with ranks.agreeing():
-            return Run._build(recipe, folder, state, ranks)
+            return cls._build(recipe, folder, state, ranks)
 
-    @staticmethod
-    def _build(recipe: Recipe, folder: Path, state: dict[str, Any] | None, ranks: Ranks) -> Run:
+    @classmethod
+    def _build(
+        cls, recipe: Recipe, folder: Path, state: dict[str, Any] | None, ranks: Ranks
+    ) -> Self:
         share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
         device = share.torch_device()
         if device.type == "cuda" and device.index is not None:
@@ -324,7 +334,7 @@ class Run(Learning):
             device=device,
         )
         bind(agent, ranks, seeds.agent)
-        run = Run(
+        run = cls(
             recipe=recipe,
             share=share,
             ranks=ranks,

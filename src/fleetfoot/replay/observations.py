@@ -1,0 +1,77 @@
+"""A memory of observations alone: all that a learner of policies reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfoot.data import EnvSpec, Obs
+from fleetfoot.part import UserError
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.ring import ObsStore
+from fleetfoot.replay.samplers import Uniform
+
+
+class Observations:
+    """The last T observations of N environments, all equally likely.
+
+    Age and column mean what they mean in `Ring`: with the same seed, and as many rows, both draw the same observations.
+    """
+
+    def __init__(self, cfg: ReplayConfig, spec: EnvSpec, *, seed: int, device: torch.device):
+        if spec.frame_stack > 1:
+            raise UserError(
+                f"{spec.name} has stacks of frames, which only a whole replay can keep."
+            )
+        self.rows, self.columns, self.device = cfg.rows(spec), spec.num_envs, device
+        kept = torch.bfloat16 if cfg.storage == "bf16" else torch.float32
+        own = torch.uint8 if spec.obs_dtype == torch.uint8 else kept
+        seen = torch.zeros(self.rows * self.columns, *spec.obs_shape, dtype=own, device=device)
+        self.obs = ObsStore(spec, seen, kept)
+        self.task = torch.tensor(spec.task_ids, device=device) if spec.task_ids else None
+        self.sampler = Uniform(seed, device)
+        self.written = 0
+        # For reads, on the device: a read that was recorded once can then be repeated.
+        self.filled = torch.zeros((), dtype=torch.int64, device=device)
+        self.gone = torch.zeros((), dtype=torch.int64, device=device)
+
+    def append(self, obs: Obs) -> None:
+        """One vec step."""
+        start = self.written % self.rows * self.columns
+        self.obs.write(start, self.obs.parts(obs))
+        self.written += 1
+        self._moved()
+
+    def _moved(self) -> None:
+        size = min(self.written, self.rows)
+        self.filled.fill_(size)
+        self.gone.fill_(self.written - size)
+
+    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return (u[0] * self.filled).long(), (u[1] * self.columns).long()
+
+    def sample(self, rows: int) -> Obs:
+        return self.gather(*self.draw(rows))
+
+    def draw(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Age and column of rows; `gather` reads them."""
+        drawn = self.sampler.draw(rows, self)
+        return drawn.age, drawn.column
+
+    def gather(self, age: Tensor, column: Tensor) -> Obs:
+        at = (self.gone + age) % self.rows * self.columns + column
+        task = None if self.task is None else self.task.index_select(0, column)
+        return self.obs.whole(*self.obs.gather(at), task)
+
+    def state_dict(self) -> dict[str, Any]:
+        mine = {"written": self.written, "tensors": self.obs.tensors()}
+        return mine | {"sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, tensor in self.obs.tensors().items():
+            tensor.copy_(state["tensors"][name])
+        self.written = state["written"]
+        self.sampler.load_state_dict(state["sampler"])
+        self._moved()

@@ -1,0 +1,102 @@
+"""What threads of one process hand each other. On a GPU each has a stream of its own, and none waits on the host."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Versions:
+    """The newest version of some tensors. Makers and readers have tensors of their own, and copy."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self.newest = [tensor.detach().clone() for tensor in tensors]
+        self.number = 0
+        self.lock = threading.Lock()
+        self.written: torch.cuda.Event | None = None
+        self.read: dict[int, torch.cuda.Event] = {}  # by thread
+        self.on_gpu = any(tensor.is_cuda for tensor in self.newest)
+
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        with self.lock:
+            if self.on_gpu:
+                for event in self.read.values():
+                    torch.cuda.current_stream().wait_event(event)
+            _copy_(self.newest, tensors)
+            if self.on_gpu:
+                self.written = torch.cuda.current_stream().record_event()
+            self.number += 1
+
+    def copy(self, into: Sequence[Tensor]) -> int:
+        """Copy the newest version; tells its number."""
+        with self.lock:
+            if self.written is not None:
+                torch.cuda.current_stream().wait_event(self.written)
+            _copy_(into, self.newest)
+            if self.on_gpu:
+                self.read[threading.get_ident()] = torch.cuda.current_stream().record_event()
+            return self.number
+
+
+class Reader:
+    """Tensors that follow a published version, whenever their owner asks for it."""
+
+    def __init__(self, versions: Versions, tensors: Sequence[Tensor]):
+        self.versions, self.tensors, self.number = versions, tensors, 0
+
+    def refresh(self) -> None:
+        if self.lag():
+            self.number = self.versions.copy(self.tensors)
+
+    def lag(self) -> int:
+        """Versions that are newer than the one that is used."""
+        return self.versions.number - self.number
+
+
+@torch.no_grad()
+def _copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for mine, theirs in zip(into, tensors, strict=True):
+        mine.copy_(theirs)
+
+
+class Channel(Generic[T]):
+    """From one thread to another, in order. How much may wait in it is up to those who use it."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[T, torch.cuda.Event | None]] = deque()
+
+    def put(self, item: T) -> None:
+        on_gpu = any(tensor.is_cuda for tensor in _tensors(item))
+        event = torch.cuda.current_stream().record_event() if on_gpu else None
+        self.waiting.append((item, event))
+
+    def take(self, most: int | None) -> list[T]:
+        """The next items, `most` of them or (None) all there are."""
+        count = len(self.waiting) if most is None else min(most, len(self.waiting))
+        items = []
+        for _ in range(count):
+            item, event = self.waiting.popleft()
+            if event is not None:
+                stream = torch.cuda.current_stream()
+                stream.wait_event(event)
+                for tensor in _tensors(item):
+                    tensor.record_stream(
+                        stream
+                    )  # its memory is not free before this stream is done with it
+            items.append(item)
+        return items
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple):
+        for branch in tree:
+            yield from _tensors(branch)
