@@ -26,9 +26,9 @@ from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.cluster import RayConfig, cluster, load_ray
+from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.crashing import CrashingConfig
+from topologies.crashing import BadExamConfig, CrashingConfig
 from topologies.test_synchronous import agent_state, assert_same
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
@@ -157,6 +157,41 @@ def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> N
     recipe = changed(recipe, actors=1, ray=RayConfig(max_restarts=1))
     with pytest.raises(UserError, match=r"actor 0 is lost .* after 1 restarts"):
         train(recipe, tmp_path / "run")
+
+
+def test_a_lost_evaluator_does_not_cost_the_end_of_a_run(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exam = BadExamConfig(marker=str(tmp_path / "tried"))
+    recipe = changed(small("apex_dqn/cartpole", env=exam, total_vec_steps=20), actors=1)
+    result = train(recipe, tmp_path / "dies")
+    assert result.finished
+    assert result.last_return > 0
+    said = capfd.readouterr().err
+    assert "the evaluator is lost (its process died); restart 1 of 10" in said
+    assert "the learner is lost" not in said
+    recipe = changed(replace(recipe, env=BadExamConfig()), ray=RayConfig(max_restarts=1))
+    with pytest.raises(UserError, match=r"the evaluator is lost .*nobody passes"):
+        train(recipe, tmp_path / "raises")
+    assert checkpoint.load(tmp_path / "raises").step == 20
+
+
+def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
+    class Victim:
+        def die(self) -> None:
+            os._exit(1)
+
+    class Witness:
+        def look(self) -> None:
+            load_ray().get(remote(load_ray(), Victim, cpus=0).remote().die.remote())
+
+    def error_of(ref: Any) -> Exception:
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            ray.get(ref)
+        return caught.value
+
+    assert died(ray, error_of(remote(ray, Victim, cpus=0).remote().die.remote()))
+    assert not died(ray, error_of(remote(ray, Witness, cpus=0).remote().look.remote()))
 
 
 def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:

@@ -447,10 +447,16 @@ class FleetRun(Learning):
     def evaluate(self) -> dict[str, float]:
         """In lockstep and at the end, wait for the metrics; otherwise ask for them, unless the last are still due."""
         last = self.vec_steps == self.recipe.total_vec_steps
+        if last:
+            self.save()  # a run that is trained is not lost to environments that only evaluate
         if self.cfg.lockstep or last:
             self.take_evaluation(wait=True)
-            metrics: dict[str, float] = self.ray.get(self._ask_evaluator())
-            return metrics
+            while True:
+                try:
+                    metrics: dict[str, float] = self.ray.get(self._ask_evaluator())
+                    return metrics
+                except Exception as error:
+                    self._lose_evaluator(error)
         if self.evaluating is None:
             lean = {name: value for name, value in self.state_dict().items() if name != "replay"}
             self.evaluating = self._ask_evaluator(), self.counters(), _copy(lean)
@@ -461,6 +467,14 @@ class FleetRun(Learning):
             make = remote(self.ray, RemoteEvaluator, cpus=self.cfg.ray.worker_cpus)
             self.evaluator = make.remote(self.packed)
         return self.evaluator.evaluate.remote(to_arrays(self.agent.policy.state_dict()))
+
+    def _lose_evaluator(self, error: Exception) -> None:
+        """The next evaluation has a new process."""
+        if isinstance(inner := cause(error), UserError):
+            raise UserError(str(inner)) from error
+        self.fleet.restarts.note("the evaluator", error)
+        self.ray.kill(self.evaluator)
+        self.evaluator = None
 
     def take_evaluation(self, wait: bool = False) -> None:
         """Write down an evaluation that has come back."""
@@ -473,11 +487,7 @@ class FleetRun(Learning):
         try:
             metrics = self.ray.get(ref)
         except Exception as error:
-            if isinstance(inner := cause(error), UserError):
-                raise UserError(str(inner)) from error
-            self.fleet.restarts.note("the evaluator", error)
-            self.ray.kill(self.evaluator)
-            self.evaluator = None
+            self._lose_evaluator(error)
             return
         with self.clock.paused():
             self.log.write(counters, metrics)

@@ -240,7 +240,12 @@ def tell(line: str) -> None:
 
 
 def died(ray: Any, error: BaseException) -> bool:
-    """Is this the death of a process or machine (and not an exception inside it)?"""
+    """Is this the death of the process asked, or of its machine, and not an exception inside it?
+
+    Where a worker meets the death of another and does not catch it, Ray makes that an error of both kinds.
+    """
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return False
     kinds = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
     return isinstance(error, (*kinds, ray.exceptions.ObjectLostError))
 
