@@ -1,4 +1,4 @@
-"""An environment that raises in one actor's first life, and one that fails to evaluate. Ray's workers import this module by its name."""
+"""Environments that raise in one actor's first life, or fail to evaluate. Ray's workers import this module by name."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
+from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
@@ -197,10 +198,13 @@ def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
 def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:
     lean = CheckpointConfig(every_vec_steps=0, replay=False)
     recipe = small("apex_dqn/cartpole", total_vec_steps=150, checkpoint=lean)
-    recipe = changed(recipe, actors=2, free=True)
+    recipe = changed(recipe, actors=2, free=True, max_reuse=2.0)
     result = train(recipe, tmp_path / "run")
     assert result.finished
-    assert result.counters.updates > 0
+    saved = checkpoint.load(tmp_path / "run").state["updates"]
+    assert saved == result.counters.updates, "no update after the last checkpoint"
+    rows = result.counters.vec_steps * recipe.num_envs
+    assert 0 < result.counters.updates * recipe.batch_size <= 2.0 * rows
     again = resume(tmp_path / "run", total_vec_steps=250)  # with a replay that fills anew
     assert again.counters.updates > result.counters.updates
     seen = lines(tmp_path / "run")
@@ -215,6 +219,25 @@ def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path
         "fleet/rows_learned_per_second",
         "fleet/rows_learned_per_row_in",
     }
+
+
+def test_all_blocks_that_are_there_are_taken_at_once() -> None:
+    class Stocked(Fleet):
+        def __init__(self) -> None:
+            self.stock, self.waits, self.asked = [1, 2, 3], list[float](), 0
+
+        def next_block(self, timeout: float) -> Any:
+            self.waits.append(timeout)
+            return self.stock.pop(0) if self.stock else None
+
+        def ask(self) -> None:
+            self.asked += 1
+
+    fleet = Stocked()
+    taken: list[Any] = list(fleet.blocks(most=2, timeout=0.5, ask=True))
+    assert (taken, fleet.waits, fleet.asked) == ([1, 2], [0.5, 0.0], 2)
+    taken = list(fleet.blocks(most=8, timeout=0.0, ask=True))
+    assert (taken, fleet.asked) == ([3], 4), "also where none came: its actor may be a new one"
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

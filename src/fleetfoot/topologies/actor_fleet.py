@@ -8,7 +8,7 @@ wait for something that waits for it. With every request goes the newest version
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -99,6 +99,20 @@ class Fleet:
             raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
         self.taken[actor] += 1
         return block
+
+    def blocks(self, *, most: int, timeout: float, ask: bool) -> Iterator[Block]:
+        """The blocks that are there, up to `most`; waits for the first alone. `ask`: open a request for each taken.
+
+        There is a `most` because fast actors would finish new blocks for as long as somebody takes them.
+        """
+        for _ in range(most):
+            block = self.next_block(timeout)
+            if ask:
+                self.ask()
+            if block is None:
+                return
+            yield block
+            timeout = 0.0
 
     def queue(self) -> int:
         """Blocks that are finished and not taken."""

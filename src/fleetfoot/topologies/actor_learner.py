@@ -38,6 +38,7 @@ from fleetfoot.data import Batch, Transition
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Console, Counters, EpisodeStats, Log
 from fleetfoot.log.split import TimeSplit
+from fleetfoot.pace import Lead
 from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.speed import updater
@@ -83,6 +84,8 @@ class ActorLearnerConfig:
     """bf16: actors run their networks under autocast, faster on cores that have it. Convolutions gain."""
     free: bool = False
     """The learner does not wait for the actors, nor they for it; False: updates as the pace owes them."""
+    max_reuse: float = 32.0
+    """free: rows learned from per row received, at most. A learner that has had its share waits for actors."""
     lockstep: bool = False
     """One actor and the learner take turns: the same weights as `synchronous`, for tests."""
     ray: RayConfig = RayConfig()
@@ -91,6 +94,8 @@ class ActorLearnerConfig:
         for name in ("actors", "block_vec_steps", "blocks_ahead", "publish_every_vec_steps"):
             if getattr(self, name) < 1:
                 raise UserError(f"topology.{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 < self.max_reuse < float("inf"):
+            raise UserError(f"topology.max_reuse must be above 0, not {self.max_reuse}.")
         if self.lockstep and (self.actors > 1 or self.free):
             raise UserError("topology.lockstep is for one actor, and not free.")
 
@@ -249,15 +254,20 @@ def actor_learner(run: FleetRun, asked: Any) -> Result:
             replay.reprioritize(batch.row_id, learned.td_error)
             run.learned_from(batch, learned.metrics)
 
+    def over() -> bool:
+        return run.vec_steps >= recipe.total_vec_steps or asked()
+
     run.publish()
     fleet.ask()
-    while run.vec_steps < recipe.total_vec_steps and not asked():
+    while not over():
         warm = cfg.free and run.vec_steps >= recipe.pace.warmup_vec_steps
         warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
-        block = fleet.next_block(timeout=0.0 if warm else WAIT_SECONDS)
-        if not cfg.lockstep:
-            fleet.ask()  # the actor goes on while its block is learned from
-        if block is not None:
+        ready = warm and run.lead.allows(recipe.batch_size)
+        for block in fleet.blocks(
+            most=cfg.actors * cfg.blocks_ahead if cfg.free else 1,
+            timeout=0.0 if ready else WAIT_SECONDS,
+            ask=not cfg.lockstep,  # the actor goes on while its block is learned from
+        ):
             td_error = None if block.td_error is None else to_tensors(block.td_error).to(run.device)
             for i, transition in enumerate(unpack_lines(block.lines, run.spec, run.device)):
                 agent.observe(transition)
@@ -267,10 +277,13 @@ def actor_learner(run: FleetRun, asked: Any) -> Result:
                     owed = run.pace.owed()
                     learn(0 if cfg.free else owed)
                     run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
-                    if run.vec_steps == recipe.total_vec_steps or asked():
+                    if over():
                         break
             run.note(block)
-        if warm:
+            if over():
+                break
+        if ready and not over():  # what is saved last is what is returned
+            run.lead.spend(recipe.batch_size)
             learn(1)
         if run.vec_steps - run.published_at >= cfg.publish_every_vec_steps or cfg.lockstep:
             run.publish()
@@ -318,6 +331,7 @@ class FleetRun(Learning):
     spec: Any  # of all environments together
     episodes: list[EpisodeStats]  # of each actor
     lines: list[int]  # vec steps received from each actor
+    lead: Lead
     published_at: int = 0
     learned_rows: int = 0
     received_rows: int = 0
@@ -376,6 +390,11 @@ class FleetRun(Learning):
             spec=spec,
             episodes=[EpisodeStats(spec.num_envs // cfg.actors, device) for _ in before],
             lines=[0] * cfg.actors,
+            lead=Lead(
+                cfg.max_reuse,
+                rows=recipe.num_envs * cfg.block_vec_steps * cfg.blocks_ahead,
+                batch_size=recipe.batch_size,
+            ),
         )
         fleet.replaced = run.cut
         if state is not None:
@@ -409,6 +428,7 @@ class FleetRun(Learning):
         """Note a line of one actor; is a vec step (as many rows as there are environments) complete with it?"""
         self.lines[actor] += 1
         self.received_rows += len(fresh.reward)
+        self.lead.earn(len(fresh.reward))
         self.episodes[actor].update(fresh.reward, fresh.terminated | fresh.truncated)
         seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
         self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
