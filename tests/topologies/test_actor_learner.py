@@ -25,6 +25,7 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
+from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
@@ -244,6 +245,11 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     recipe = small("apex_dqn/cartpole", num_envs=10)
     with pytest.raises(UserError, match="10 environments cannot be shared equally by 4 actors"):
         train(recipe, tmp_path / "a")
+    td3 = small("fast_td3/pendulum", topology=ActorLearnerConfig())
+    surprised = replace(td3.replay, sampler=ProportionalConfig())
+    with pytest.raises(UserError, match="FastTD3Config cannot state first priorities"):
+        train(replace(td3, replay=surprised), tmp_path / "b")
+    assert not ActorLearnerConfig().states_priorities(td3), "a uniform sampler has no use for them"
     with pytest.raises(UserError, match="one actor"):
         ActorLearnerConfig(actors=2, lockstep=True)
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -36,7 +36,7 @@ Deviations from the published systems:
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,8 @@ from fleetfoot.part import UserError, part
 @part
 class DDPGConfig:
     """Defaults as published with Ape-X DPG."""
+
+    appraises: ClassVar[bool] = True  # builds a `PrioritisingAgent`
 
     critics: int = 1
     """Critic heads (E), batched as one network; with several, the smallest counts."""

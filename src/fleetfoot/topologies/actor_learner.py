@@ -105,6 +105,11 @@ class ActorLearnerConfig:
                 f"{recipe.num_envs} environments cannot be shared equally by {self.actors} actors: "
                 "make --num-envs a multiple of --topology.actors."
             )
+        if self.states_priorities(recipe) and not getattr(recipe.agent, "appraises", False):
+            raise UserError(
+                f"actors with {type(recipe.agent).__name__} cannot state first priorities: use "
+                "--no-topology.initial-priorities, or --replay.sampler UniformConfig."
+            )
         packed, device = pack_recipe(recipe), recipe.torch_device()
         if state is not None:
             check_is_last(folder, state)
@@ -116,6 +121,11 @@ class ActorLearnerConfig:
                 return watch.until_done(resumed=state is not None, gpus=gpus)
             finally:
                 watch.close()
+
+    def states_priorities(self, recipe: Recipe) -> bool:
+        """Do the actors compute first priorities? Only where there is a use for them."""
+        useful = recipe.replay.sampler.prioritised
+        return self.initial_priorities and not self.lockstep and useful
 
 
 def check_is_last(folder: Path, state: dict[str, Any]) -> None:
@@ -358,7 +368,7 @@ class FleetRun(Learning):
             actors=cfg.actors,
             lines=1 if cfg.lockstep else cfg.block_vec_steps,
             ahead=1 if cfg.lockstep else cfg.blocks_ahead,
-            priorities=cfg.initial_priorities and not cfg.lockstep,
+            priorities=cfg.states_priorities(recipe),
             bf16=cfg.acting == "bf16",
             incarnations=[count + 1 for count in before],
             restarts=Restarts(cfg.ray.max_restarts, news.items.append),
