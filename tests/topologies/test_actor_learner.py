@@ -222,6 +222,41 @@ def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path
     }
 
 
+def test_a_run_without_room_is_refused_also_on_a_ray_that_is_there(
+    ray: Any, tmp_path: Path
+) -> None:
+    recipe = small("apex_dqn/cartpole", num_envs=20)
+    with pytest.raises(UserError, match="the run asks for 22 CPUs, the cluster has 16"):
+        train(changed(recipe, actors=20), tmp_path / "many")
+    greedy = changed(recipe, ray=RayConfig(learner_cpus=17))
+    with pytest.raises(UserError, match="the learner asks for 17 CPUs, Ray has 16 on this machine"):
+        train(greedy, tmp_path / "greedy")
+
+
+@pytest.mark.parametrize(("taken", "seconds"), [(16, 1.0), (14, 5.0)])
+def test_ctrl_c_ends_a_run_that_waits_for_room(
+    ray: Any, taken: int, seconds: float, tmp_path: Path
+) -> None:
+    """All cores are taken, or all but the learner's and one actor's."""
+
+    class Tenant:
+        def here(self) -> None: ...
+
+    tenant = remote(ray, Tenant, cpus=taken).remote()
+    ray.get(tenant.here.remote())
+    recipe = changed(small("apex_dqn/cartpole"), actors=2)
+    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run")
+        assert time.monotonic() - begun < seconds + 10
+    finally:
+        timer.join()
+        ray.kill(tenant)
+
+
 def test_all_blocks_that_are_there_are_taken_at_once() -> None:
     class Stocked(Fleet):
         def __init__(self) -> None:

@@ -108,14 +108,15 @@ class ActorLearnerConfig:
         if self.states_priorities(recipe) and not getattr(recipe.agent, "appraises", False):
             raise UserError(
                 f"actors with {type(recipe.agent).__name__} cannot state first priorities: use "
-                "--no-topology.initial-priorities, or --replay.sampler UniformConfig."
+                "--topology.no-initial-priorities, or --replay.sampler UniformConfig."
             )
         packed, device = pack_recipe(recipe), recipe.torch_device()
         if state is not None:
             check_is_last(folder, state)
         cpus = (self.actors + 1) * self.ray.worker_cpus + self.ray.learner_cpus
         gpus = self.ray.gpus_of(device)
-        with Interrupt() as interrupt, cluster(self.ray, cpus=cpus, gpus=gpus) as ray:
+        here = (self.ray.learner_cpus, gpus)
+        with cluster(self.ray, cpus=cpus, gpus=gpus, here=here) as ray, Interrupt() as interrupt:
             watch = Watch(ray, self, recipe, packed, folder, interrupt)
             try:
                 return watch.until_done(resumed=state is not None, gpus=gpus)
@@ -155,6 +156,7 @@ class Watch:
             seconds = recipe.log.console_seconds
             self.console = Console(recipe.total_vec_steps, every_seconds=seconds)
         self.newest = Counters()
+        self.answered = False  # by the present learner
 
     def until_done(self, resumed: bool, gpus: float) -> Result:
         restarts = Restarts(self.cfg.ray.max_restarts)
@@ -170,6 +172,7 @@ class Watch:
                 scheduling_strategy=where,
             )
             handle = make.remote(self.packed, str(self.folder))
+            self.answered = False
             try:
                 return self.follow(handle, handle.train.remote(resumed, restarts.count > 0))
             except Exception as error:
@@ -183,17 +186,31 @@ class Watch:
                 self.ray.kill(handle)
 
     def follow(self, handle: Any, work: Any) -> Result:
-        asked = False
+        """Show news until the work is done. A learner that has no room yet answers nothing: never wait for it."""
+        stop: Any = None
+        news = handle.news.remote()
         while True:
             done, _ = self.ray.wait([work], timeout=WAIT_SECONDS)
-            if self.interrupt.asked and not asked:
-                handle.stop.remote()
-                asked = True
-            for item in self.ray.get(handle.news.remote()):
-                self.show(item)
+            if self.interrupt.asked and stop is None:
+                stop = handle.stop.remote()
+            if done or self.ray.wait([news], timeout=0)[0]:
+                for item in self.ray.get(news):
+                    self.show(item)
+                self.answered = True
+                news = handle.news.remote()
             if done:
                 result: Result = self.ray.get(work)
+                for item in self.ray.get(news):
+                    self.show(item)
                 return result
+            if stop is not None and not self.can_save(stop):
+                raise KeyboardInterrupt
+
+    def can_save(self, stop: Any) -> bool:
+        """Has the learner begun, or may it have? One that waits for room has nothing to save and would never end."""
+        if not self.answered:
+            return False
+        return not self.ray.wait([stop], timeout=0)[0] or bool(self.ray.get(stop))
 
     def show(self, item: str | tuple[Counters, dict[str, float]]) -> None:
         if isinstance(item, str):
@@ -230,11 +247,12 @@ class Learner:
 
     def __init__(self, packed: PackedRecipe, folder: str):
         self.packed, self.folder = packed, Path(folder)
-        self.told, self.asked = News(), False
+        self.told, self.asked, self.begun = News(), False, False
 
-    def stop(self) -> None:
-        """Save and return from `train` as soon as possible."""
+    def stop(self) -> bool:
+        """Save and return from `train` as soon as possible; False: its actors are not all there yet."""
         self.asked = True
+        return self.begun
 
     def news(self) -> list[Any]:
         return self.told.take()
@@ -244,6 +262,7 @@ class Learner:
         try:
             state = checkpoint.load(self.folder).state if resumed else None
             run = FleetRun.of(self.packed, self.folder, state, self.told, again)
+            self.begun = True
             try:
                 result = actor_learner(run, lambda: self.asked)
                 return replace(result, policy=result.policy.to(CPU))

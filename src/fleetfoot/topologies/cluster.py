@@ -67,8 +67,11 @@ def load_ray() -> Any:
 
 
 @contextmanager
-def cluster(cfg: RayConfig, *, cpus: float, gpus: float) -> Iterator[Any]:
-    """The module `ray`, connected; `cpus` and `gpus` are what the roles of the run ask for together.
+def cluster(
+    cfg: RayConfig, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[Any]:
+    """The module `ray`, connected; `cpus` and `gpus` are what the roles of the run ask for together, `here` is what
+    those of them ask for that must be on this machine.
 
     A Ray started here promises just that many cores, whatever the machine has: four actors then run on two cores too,
     in turns. A Ray that the program is connected to already is used, and left as it is.
@@ -78,6 +81,7 @@ def cluster(cfg: RayConfig, *, cpus: float, gpus: float) -> Iterator[Any]:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = load_ray()
     if ray.is_initialized():
+        check_room(ray, cpus, gpus, here)
         yield ray
         return
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
@@ -105,13 +109,24 @@ def cluster(cfg: RayConfig, *, cpus: float, gpus: float) -> Iterator[Any]:
         ray.shutdown()
 
 
-def check_room(ray: Any, cpus: float, gpus: float) -> None:
-    """Refuse a cluster that could never hold the run: Ray itself would wait for ever."""
-    have = ray.cluster_resources()
-    for name, wanted in (("CPU", cpus), ("GPU", gpus)):
-        if have.get(name, 0.0) < wanted:
+def check_room(ray: Any, cpus: float, gpus: float, here: tuple[float, float] = (0, 0)) -> None:
+    """Refuse a cluster that could never hold the run: Ray itself would wait for ever.
+
+    What other programs use now may become free, so it counts as room.
+    """
+    mine = ray.get_runtime_context().get_node_id()
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    own = alive.get(mine, {})
+    whole = ray.cluster_resources()
+    for name, all_roles, learner in (("CPU", cpus, here[0]), ("GPU", gpus, here[1])):
+        if own.get(name, 0.0) < learner:
             raise UserError(
-                f"the run asks for {wanted:g} {name}s, the cluster has {have.get(name, 0.0):g}: "
+                f"the learner asks for {learner:g} {name}s, Ray has {own.get(name, 0.0):g} on this machine, where "
+                f"the learner must be: start Ray here with more, or lower --topology.ray.learner-{name.lower()}s."
+            )
+        if whole.get(name, 0.0) < all_roles:
+            raise UserError(
+                f"the run asks for {all_roles:g} {name}s, the cluster has {whole.get(name, 0.0):g}: "
                 "add nodes, take fewer workers, or lower --topology.ray.worker-cpus."
             )
 
