@@ -40,13 +40,15 @@ class Fleet:
         priorities: bool,
         bf16: bool,
         incarnations: list[int],
+        past: list[int],
         restarts: Restarts,
     ):
-        """`lines`: vec steps of a block; `ahead`: requests open with each actor."""
+        """`lines`: vec steps of a block; `ahead`: requests open with each actor; `past`: vec steps taken from each
+        actor before."""
         self.ray, self.cfg, self.packed = ray, cfg, packed
         self.actors, self.lines, self.ahead, self.priorities = actors, lines, ahead, priorities
         self.bf16 = bf16
-        self.incarnations, self.restarts = incarnations, restarts
+        self.incarnations, self.past, self.restarts = incarnations, list(past), restarts
         self.handles: list[Any] = [None] * actors
         self.starting: list[Any] = [None] * actors
         self.open: list[deque[Any]] = [deque() for _ in range(actors)]
@@ -98,6 +100,7 @@ class Fleet:
         if (block.incarnation, block.sequence) != (self.incarnations[actor], self.taken[actor]):
             raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
         self.taken[actor] += 1
+        self.past[actor] += self.lines
         return block
 
     def blocks(self, *, most: int, timeout: float, ask: bool) -> Iterator[Block]:
@@ -137,7 +140,9 @@ class Fleet:
         handle = make.remote(self.packed, actor, self.actors, self.incarnations[actor])
         self.handles[actor] = handle
         threads = max(1, int(self.cfg.worker_cpus))
-        self.starting[actor] = handle.start.remote(threads, self.priorities, self.bf16)
+        self.starting[actor] = handle.start.remote(
+            threads, self.priorities, self.bf16, self.past[actor]
+        )
         self.taken[actor] = 0
 
     def _started(self, actor: int) -> EnvSpec | None:

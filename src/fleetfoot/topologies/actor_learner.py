@@ -81,7 +81,7 @@ class ActorLearnerConfig:
     initial_priorities: bool = True
     """Actors state the first priorities; False: new rows get the largest so far."""
     acting: Literal["float32", "bf16"] = "float32"
-    """bf16: actors run their networks under autocast, faster on cores that have it. Convolutions gain."""
+    """bf16: actors choose actions with products in bfloat16, faster on cores that have it. Convolutions gain."""
     free: bool = False
     """The learner does not wait for the actors, nor they for it; False: updates as the pace owes them."""
     max_reuse: float = 32.0
@@ -390,6 +390,7 @@ class FleetRun(Learning):
             priorities=cfg.states_priorities(recipe),
             bf16=cfg.acting == "bf16",
             incarnations=[count + 1 for count in before],
+            past=[0] * cfg.actors if state is None else state["lines"],
             restarts=Restarts(cfg.ray.max_restarts, news.items.append),
         )
         spec = fleet.start()
