@@ -20,6 +20,7 @@ Deviations from the paper:
     [2] Rows arrive n steps late, when their priority is known; a window at the end of what has arrived is shorter
         until its rest is there.
     [3] The replay is trimmed per environment, each to its share of the capacity.
+    [4] No batch is prefetched, and the lead of a free learner is bounded (`max_reuse`).
 """
 
 from __future__ import annotations

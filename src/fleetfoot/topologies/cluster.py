@@ -2,7 +2,8 @@
 
 Without an address a run starts a Ray of its own, which ends with it and listens on this machine alone. With one it
 joins the cluster there and leaves it running. What travels: recipes as JSON, weights and transitions as numpy arrays
-through Ray's object store. Nothing that lies on a disk is ever unpickled.
+through Ray's object store, which pickles what carries them. Nothing here unpickles a file; a Ray whose object store is
+full moves objects to files of its own session folder and reads them back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class RayConfig:
     object_store_gib: float = 1.0
     """Shared memory of a Ray started here."""
     max_restarts: int = 10
-    """Workers that may die or fail, over the whole run, before it ends with an error."""
+    """Workers that may die or fail before the run ends with an error. A learner that begins again, and a resumed
+    run, count from 0; losses of the learner itself are counted apart, to the same limit."""
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0 or self.worker_cpus < 0 or self.learner_cpus < 0:
