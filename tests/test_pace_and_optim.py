@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fleetfoot.optim import AdaGradConfig, AdamConfig, AdamWConfig, RMSPropConfig, cosine
-from fleetfoot.pace import PaceConfig
+from fleetfoot.pace import Lead, PaceConfig
 from fleetfoot.part import UserError
 
 
@@ -222,3 +222,23 @@ def test_every_optimiser_goes_on_exactly(cfg: Any) -> None:
 def test_optimisers_that_cannot_work_are_refused(cfg: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         cfg.build([nn.Parameter(torch.zeros(1))], 10)
+
+
+def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
+    lead = Lead(2.0, rows=100, batch_size=16)
+    learned = 0
+    for _ in range(50):  # slow actors: three rows at a time, so six may be learned from
+        lead.earn(3)
+        while lead.allows(16):
+            lead.spend(16)
+            learned += 16
+    assert 2 * 150 - 16 < learned <= 2 * 150
+    lead.earn(10_000)  # a slow learner, and then no actors
+    left = 0
+    while lead.allows(16):
+        lead.spend(16)
+        left += 16
+    assert left == 2 * 100 // 16 * 16
+    small = Lead(0.1, rows=10, batch_size=16)  # never stuck for good
+    small.earn(1_000)
+    assert small.allows(16)

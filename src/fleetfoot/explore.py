@@ -27,6 +27,10 @@ class Explorer(Protocol):
         """Tell which environments ([N] bool) have just begun a new episode."""
         ...
 
+    def skip(self, vec_steps: int) -> None:
+        """Go on where schedules are after so many vec steps, which another worker made. Randomness stays one's own."""
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -91,6 +95,12 @@ class _Random:
             return False
         self.random_left -= 1
         return True
+
+    def skip(self, vec_steps: int) -> int:
+        """Count so many vec steps as made; returns how many of them come after the random start."""
+        skipped = min(self.random_left, vec_steps)
+        self.random_left -= skipped
+        return vec_steps - skipped
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -201,6 +211,9 @@ class NoiseLadder:
             # Drawn for all and kept where needed: the stream does not depend on data, nothing waits for the device.
             self.std = torch.where(ended, self._draw(), self.std)
 
+    def skip(self, vec_steps: int) -> None:
+        self.random.skip(vec_steps)
+
     def state_dict(self) -> dict[str, Any]:
         return {"random": self.random.state_dict(), "std": self.std}
 
@@ -236,6 +249,9 @@ class AsSampled:
         return action.float().clamp_(-1.0, 1.0)
 
     def restart(self, ended: Tensor) -> None: ...
+
+    def skip(self, vec_steps: int) -> None:
+        self.random.skip(vec_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return {"random": self.random.state_dict()}
@@ -291,6 +307,9 @@ class EpsilonAnneal:
         return self.random.greedy_but(behaviour, obs, epsilon)
 
     def restart(self, ended: Tensor) -> None: ...
+
+    def skip(self, vec_steps: int) -> None:
+        self.vec_steps += self.random.skip(vec_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return {"random": self.random.state_dict(), "vec_steps": self.vec_steps}
@@ -349,6 +368,9 @@ class EpsilonLadder:
         return self.random.greedy_but(behaviour, obs, self.epsilon)
 
     def restart(self, ended: Tensor) -> None: ...
+
+    def skip(self, vec_steps: int) -> None:
+        self.random.skip(vec_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return {"random": self.random.state_dict()}

@@ -134,3 +134,24 @@ class Gate:
         with self.changed:
             self.over = True
             self.changed.notify_all()
+
+
+class Lead:
+    """How far a learner that does not wait may run ahead of those who collect.
+
+    Every row received allows to learn from `reuse` rows. What is not used is kept only up to the worth of `rows` rows:
+    a learner that was slow for hours must not go on for hours when nothing arrives any more.
+    """
+
+    def __init__(self, reuse: float, *, rows: int, batch_size: int):
+        self.reuse, self.most = reuse, max(reuse * rows, float(batch_size))
+        self.left = 0.0
+
+    def earn(self, rows: int) -> None:
+        self.left = min(self.most, self.left + self.reuse * rows)
+
+    def allows(self, rows: int) -> bool:
+        return self.left >= rows
+
+    def spend(self, rows: int) -> None:
+        self.left -= rows

@@ -1,7 +1,9 @@
-"""An environment that raises in one actor's first life. Ray's workers import this module by its name."""
+"""Environments that raise in one actor's first life, or fail to evaluate. Ray's workers import this module by name."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,3 +37,38 @@ class CrashingConfig:
 
     def for_evaluation(self) -> TensorConfig:
         return TensorConfig(task="cartpole")
+
+
+@part
+class BadExamConfig:
+    """The cartpole; its evaluation ends its process while there is no file `marker`, which it then makes, or raises
+    each time where `marker` is empty."""
+
+    marker: str = ""
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        return TensorConfig(task="cartpole").build(num_envs, seed, device)
+
+    def for_evaluation(self) -> ExamConfig:
+        return ExamConfig(marker=self.marker)
+
+
+@part
+class ExamConfig:
+    marker: str = ""
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        env = TensorConfig(task="cartpole").build(num_envs, seed, device)
+        if not self.marker:
+
+            def step(action: Tensor) -> Any:
+                raise ZeroDivisionError("nobody passes")
+
+            env.step = step  # type: ignore[method-assign]
+        elif not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os._exit(1)
+        return env
+
+    def for_evaluation(self) -> ExamConfig:
+        return self

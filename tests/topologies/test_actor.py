@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,12 +15,20 @@ from torch import Tensor
 from fleetfoot import recipes
 from fleetfoot.data import Obs, Transition
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.explore import EpsilonLadderConfig, NoiseLadderConfig, ladder, share_of
+from fleetfoot.explore import (
+    EpsilonAnnealConfig,
+    EpsilonLadderConfig,
+    NoiseLadderConfig,
+    ladder,
+    share_of,
+)
+from fleetfoot.nn.normalize import RunningNorm
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.topologies.actor import Actor, ActorFailed
-from fleetfoot.topologies.block import pack_lines, unpack_lines
-from fleetfoot.topologies.cluster import pack_recipe, to_arrays, to_tensors
+from fleetfoot.topologies.actor_fleet import Fleet
+from fleetfoot.topologies.block import Block, pack_lines, unpack_lines
+from fleetfoot.topologies.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
 from fleetfoot.topologies.local_buffer import LocalBuffer
 from replay.test_frames import Film, frame_spec
 from replay.test_replay import Stream, make_spec
@@ -163,6 +172,83 @@ def test_actors_share_one_ladder() -> None:
     ]
     whole = noisy.build(make_spec(total), seed=0, device=CPU)
     assert torch.equal(torch.cat([one.std for one in stds]), whole.std)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["apex_dqn/cartpole", "apex_dpg/pendulum"])
+def test_acting_in_bfloat16_leaves_statistics_and_environments_alone(name: str) -> None:
+    """Observations about 1002, which bfloat16 takes for 1000 or 1004, with a spread of 1."""
+    recipe = few(name)
+    recipe = replace(recipe, agent=replace(recipe.agent, normalize_obs=True))  # type: ignore[type-var]
+    exact, rough = (Actor(pack_recipe(recipe), 0, 1, 0) for _ in range(2))
+    spec = exact.start(threads=1, priorities=True)
+    rough.start(threads=1, priorities=True, bf16=True)
+    agent: Any = recipe.agent.build(spec, gamma=0.99, total_updates=1, seed=5, device=CPU)
+    seen = 1002 + torch.randn(4_096, *spec.obs_shape, generator=torch.Generator().manual_seed(0))
+    for module in agent.behaviour.modules():
+        if isinstance(module, RunningNorm):
+            module.update(seen)
+    weights = {part: getattr(agent, part).state_dict() for part in ("behaviour", "appraiser")}
+    for actor in (exact, rough):
+        block = actor.collect(3, 1, to_arrays(weights))
+        assert block.lines["reward"].dtype == np.float32
+    obs = Obs(seen[:64], seen[:64])
+    with torch.no_grad():
+        said = [actor.behaviour(obs) for actor in (exact, rough)]
+    assert said[1].dtype == torch.float32
+    torch.testing.assert_close(said[1], said[0], rtol=0.05, atol=0.02)
+    assert not torch.equal(said[1], said[0]), "it is in bfloat16"
+
+
+def test_a_successor_goes_on_with_the_schedule_of_exploration() -> None:
+    anneal = EpsilonAnnealConfig(over_vec_steps=100, random_vec_steps=10)
+    recipe = few("apex_dqn/cartpole", explorer=anneal)
+    actor = Actor(pack_recipe(recipe), 0, 1, 1)
+    actor.start(threads=1, priorities=False, past=60)
+    explorer: Any = actor.explorer
+    assert explorer.epsilon() == pytest.approx(1.0 - 0.9 * 50 / 100)
+    assert explorer.random.random_left == 0
+    young = Actor(pack_recipe(recipe), 0, 1, 1)
+    young.start(threads=1, priorities=False, past=4)
+    explorer = young.explorer
+    assert (explorer.random.random_left, explorer.epsilon()) == (6, 1.0)
+
+
+def test_the_fleet_tells_successors_what_was_taken() -> None:
+    """One actor, whose first life gives two blocks of five lines and then fails."""
+    told: list[int] = []
+
+    class FakeRay:
+        blocks = 0
+
+        def kill(self, _: Any) -> None: ...
+
+        def wait(self, refs: list[Any], **_: Any) -> Any:
+            return refs, []
+
+        def get(self, ref: Any) -> Any:
+            self.blocks += 1
+            if self.blocks > 2:
+                raise ZeroDivisionError
+            return Block(0, 7, self.blocks - 1, 1, 0.0, {}, None)
+
+    fleet = Fleet(
+        FakeRay(),
+        RayConfig(),
+        pack_recipe(few("apex_dqn/cartpole")),
+        actors=1,
+        lines=5,
+        ahead=1,
+        priorities=False,
+        bf16=False,
+        incarnations=[7],
+        past=[100],
+        restarts=Restarts(10),
+    )
+    fleet._launch = lambda actor: told.append(fleet.past[actor])  # type: ignore[method-assign]
+    for _ in range(3):
+        fleet.open[0].append("request")
+        fleet.next_block(0.0)
+    assert told == [110]
 
 
 def test_seeds_differ_between_actors_and_incarnations_and_begin_as_synchronous() -> None:

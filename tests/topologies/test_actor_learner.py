@@ -25,10 +25,12 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
+from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.cluster import RayConfig, cluster, load_ray
+from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.crashing import CrashingConfig
+from topologies.crashing import BadExamConfig, CrashingConfig
 from topologies.test_synchronous import agent_state, assert_same
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
@@ -159,13 +161,51 @@ def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> N
         train(recipe, tmp_path / "run")
 
 
+def test_a_lost_evaluator_does_not_cost_the_end_of_a_run(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exam = BadExamConfig(marker=str(tmp_path / "tried"))
+    recipe = changed(small("apex_dqn/cartpole", env=exam, total_vec_steps=20), actors=1)
+    result = train(recipe, tmp_path / "dies")
+    assert result.finished
+    assert result.last_return > 0
+    said = capfd.readouterr().err
+    assert "the evaluator is lost (its process died); restart 1 of 10" in said
+    assert "the learner is lost" not in said
+    recipe = changed(replace(recipe, env=BadExamConfig()), ray=RayConfig(max_restarts=1))
+    with pytest.raises(UserError, match=r"the evaluator is lost .*nobody passes"):
+        train(recipe, tmp_path / "raises")
+    assert checkpoint.load(tmp_path / "raises").step == 20
+
+
+def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
+    class Victim:
+        def die(self) -> None:
+            os._exit(1)
+
+    class Witness:
+        def look(self) -> None:
+            load_ray().get(remote(load_ray(), Victim, cpus=0).remote().die.remote())
+
+    def error_of(ref: Any) -> Exception:
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            ray.get(ref)
+        return caught.value
+
+    assert died(ray, error_of(remote(ray, Victim, cpus=0).remote().die.remote()))
+    assert not died(ray, error_of(remote(ray, Witness, cpus=0).remote().look.remote()))
+
+
 def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:
     lean = CheckpointConfig(every_vec_steps=0, replay=False)
     recipe = small("apex_dqn/cartpole", total_vec_steps=150, checkpoint=lean)
-    recipe = changed(recipe, actors=2, free=True)
+    recipe = changed(recipe, actors=2, free=True, max_reuse=2.0)
     result = train(recipe, tmp_path / "run")
     assert result.finished
-    assert result.counters.updates > 0
+    saved = checkpoint.load(tmp_path / "run").state["updates"]
+    assert saved == result.counters.updates, "no update after the last checkpoint"
+    rows = result.counters.vec_steps * recipe.num_envs
+    assert 0 < result.counters.updates * recipe.batch_size <= 2.0 * rows
     again = resume(tmp_path / "run", total_vec_steps=250)  # with a replay that fills anew
     assert again.counters.updates > result.counters.updates
     seen = lines(tmp_path / "run")
@@ -182,10 +222,69 @@ def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path
     }
 
 
+def test_a_run_without_room_is_refused_also_on_a_ray_that_is_there(
+    ray: Any, tmp_path: Path
+) -> None:
+    recipe = small("apex_dqn/cartpole", num_envs=20)
+    with pytest.raises(UserError, match="the run asks for 22 CPUs, the cluster has 16"):
+        train(changed(recipe, actors=20), tmp_path / "many")
+    greedy = changed(recipe, ray=RayConfig(learner_cpus=17))
+    with pytest.raises(UserError, match="the learner asks for 17 CPUs, Ray has 16 on this machine"):
+        train(greedy, tmp_path / "greedy")
+
+
+@pytest.mark.parametrize(("taken", "seconds"), [(16, 1.0), (14, 5.0)])
+def test_ctrl_c_ends_a_run_that_waits_for_room(
+    ray: Any, taken: int, seconds: float, tmp_path: Path
+) -> None:
+    """All cores are taken, or all but the learner's and one actor's."""
+
+    class Tenant:
+        def here(self) -> None: ...
+
+    tenant = remote(ray, Tenant, cpus=taken).remote()
+    ray.get(tenant.here.remote())
+    recipe = changed(small("apex_dqn/cartpole"), actors=2)
+    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run")
+        assert time.monotonic() - begun < seconds + 10
+    finally:
+        timer.join()
+        ray.kill(tenant)
+
+
+def test_all_blocks_that_are_there_are_taken_at_once() -> None:
+    class Stocked(Fleet):
+        def __init__(self) -> None:
+            self.stock, self.waits, self.asked = [1, 2, 3], list[float](), 0
+
+        def next_block(self, timeout: float) -> Any:
+            self.waits.append(timeout)
+            return self.stock.pop(0) if self.stock else None
+
+        def ask(self) -> None:
+            self.asked += 1
+
+    fleet = Stocked()
+    taken: list[Any] = list(fleet.blocks(most=2, timeout=0.5, ask=True))
+    assert (taken, fleet.waits, fleet.asked) == ([1, 2], [0.5, 0.0], 2)
+    taken = list(fleet.blocks(most=8, timeout=0.0, ask=True))
+    assert (taken, fleet.asked) == ([3], 4), "also where none came: its actor may be a new one"
+
+
 def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = small("apex_dqn/cartpole", num_envs=10)
     with pytest.raises(UserError, match="10 environments cannot be shared equally by 4 actors"):
         train(recipe, tmp_path / "a")
+    td3 = small("fast_td3/pendulum", topology=ActorLearnerConfig())
+    surprised = replace(td3.replay, sampler=ProportionalConfig())
+    with pytest.raises(UserError, match="FastTD3Config cannot state first priorities"):
+        train(replace(td3, replay=surprised), tmp_path / "b")
+    assert not ActorLearnerConfig().states_priorities(td3), "a uniform sampler has no use for them"
     with pytest.raises(UserError, match="one actor"):
         ActorLearnerConfig(actors=2, lockstep=True)
     monkeypatch.setitem(sys.modules, "ray", None)

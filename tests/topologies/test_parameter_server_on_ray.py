@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +24,11 @@ from fleetfoot.api import evaluate_run, resume, train
 from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.bundle import flat
+from fleetfoot.topologies.bundle import Report, flat
+from fleetfoot.topologies.cluster import Restarts
 from fleetfoot.topologies.fleet import Fleet
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.topologies.run import Interrupt
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.test_parameter_server import small
 
@@ -131,6 +135,52 @@ def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
         UserError, match=r"bundle 0 \(environments of seed \d+\) is lost .*too hot.*1 restarts"
     ):
         train(recipe, tmp_path / "run")
+
+
+def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
+    """Bundle 0 fails in its first shift, and its successor is slower to build than all the rest takes."""
+    made: list[tuple[str, int, int]] = []
+
+    class Call:
+        def __init__(self, what: str, bundle: int, life: int):
+            self.call = what, bundle, life
+
+        def remote(self, *_: Any) -> tuple[Any, ...]:
+            made.append(self.call)
+            return (*self.call, len(made))
+
+    class Slow:
+        def __init__(self, index: int, life: int):
+            self.work, self.start = Call("work", index, life), Call("start", index, life)
+
+    class FakeRay:
+        def wait(self, calls: list[Any], **_: Any) -> Any:
+            return sorted(calls, key=lambda call: call[0] == "start")[:1], []
+
+        def get(self, call: Any) -> Any:
+            if call[:3] == ("work", 0, 0):
+                raise RuntimeError("the motor is too hot")
+            return Report(5, 0, {}, {}, False)
+
+        def kill(self, _: Any) -> None: ...
+
+    fleet: Any = Fleet.__new__(Fleet)
+    fleet.ray, fleet.recipe, fleet.restarts = FakeRay(), small(), Restarts(1)
+    fleet.cfg = ParameterServerConfig(bundles=2, shift_vec_steps=5)
+    fleet.lives, fleet.habits, fleet.starting = [0, 0], [None, None], {}
+    fleet.server, fleet.idle = SimpleNamespace(shards=[]), deque([0, 1])
+    fleet.new_bundle = lambda index: Slow(index, fleet.lives[index])
+    fleet.bundles = [fleet.new_bundle(0), fleet.new_bundle(1)]
+    reports = list(fleet.work(20, Interrupt()))
+    assert sum(report.vec_steps for report in reports) == 20
+    assert made == [
+        ("work", 0, 0),
+        ("work", 1, 0),
+        ("start", 0, 1),
+        *[("work", 1, 0)] * 3,
+    ]
+    assert sorted(fleet.idle) == [0, 1], "the new one is there in the end"
+    assert not fleet.starting
 
 
 def fragile() -> Any:

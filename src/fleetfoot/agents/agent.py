@@ -69,7 +69,10 @@ class Appraiser(Protocol):
 
 
 class PrioritisingAgent(Agent, Protocol):
-    """An agent whose actors can state the first priorities of what they collect (Ape-X)."""
+    """An agent whose actors can state the first priorities of what they collect (Ape-X).
+
+    Its config says so in a class variable `appraises`, which is true.
+    """
 
     @property
     def appraiser(self) -> nn.Module:

@@ -59,6 +59,8 @@ from fleetfoot.part import UserError, part
 class DDPGConfig:
     """Defaults as published with Ape-X DPG."""
 
+    appraises: ClassVar[bool] = True  # builds a `PrioritisingAgent`
+
     critics: int = 1
     """Critic heads (E), batched as one network; with several, the smallest counts."""
     atoms: int | None = None

@@ -30,7 +30,7 @@ Deviations from the published systems:
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,8 @@ from fleetfoot.part import UserError, part
 @part
 class DQNConfig:
     """Defaults as published with Ape-X, for Atari; vectors want `torso=MLPTorsoConfig()`."""
+
+    appraises: ClassVar[bool] = True  # builds a `PrioritisingAgent`
 
     double: bool = True
     """The network chooses the next action, its target values it; False: the target does both."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,9 @@ class Sampler(Protocol):
 
 
 class SamplerConfig(Protocol):
+    prioritised: ClassVar[bool]
+    """Errors of rows change how likely they are drawn."""
+
     def ring_rows(self, rows: int) -> int:
         """Rows that the ring must have for a capacity of `rows`, both per environment."""
         ...
@@ -75,6 +78,8 @@ class SamplerConfig(Protocol):
 @part
 class UniformConfig:
     """Every row is equally likely."""
+
+    prioritised: ClassVar[bool] = False
 
     def ring_rows(self, rows: int) -> int:
         return rows
@@ -119,6 +124,8 @@ class Uniform:
 @part
 class ProportionalConfig:
     """P(row) is proportional to its last absolute error ** alpha (prioritised replay)."""
+
+    prioritised: ClassVar[bool] = True
 
     alpha: float = 0.6
     """How much errors count; 0 draws uniformly."""

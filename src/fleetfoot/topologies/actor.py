@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.explore import check_behaviour, share_of
 from fleetfoot.log.split import TimeSplit
+from fleetfoot.nn.linear import Linear
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Seeds
 from fleetfoot.rollout import rollout
@@ -38,10 +39,9 @@ class Actor:
         self.packed, self.number, self.actors = packed, number, actors
         self.incarnation, self.sequence, self.version = incarnation, 0, -1
 
-    def start(self, threads: int, priorities: bool, bf16: bool = False) -> EnvSpec:
-        """Build everything; tells what the environments are."""
+    def start(self, threads: int, priorities: bool, bf16: bool = False, past: int = 0) -> EnvSpec:
+        """Build everything; tells what the environments are. `past`: vec steps that earlier incarnations sent."""
         torch.set_num_threads(threads)
-        self.bf16 = bf16
         recipe = unpack_recipe(self.packed)
         # The first actor, as long as it lives, draws what `synchronous` would.
         original = self.number == 0 and self.incarnation == 0
@@ -57,19 +57,20 @@ class Actor:
         config = share_of(recipe.explorer, self.number * width, recipe.num_envs)
         explorer = config.build(env.spec, seed=own.explorer, device=CPU)
         check_behaviour(agent.behaviour, explorer.takes_noise)
-        if bf16:  # else every step would cast the weights again
-            agent.behaviour.to(torch.bfloat16)
-        self.agent, self.behaviour = agent, Remembering(agent.behaviour)
+        explorer.skip(past)
+        self.explorer = explorer
+        network: nn.Module = InBfloat16(agent.behaviour) if bf16 else agent.behaviour
+        self.agent, self.behaviour = agent, Remembering(network)
         self.buffer: LocalBuffer | None = None
         if priorities:
             self.buffer = LocalBuffer(
                 agent.appraiser,
-                agent.behaviour,
+                network,
                 n_step=recipe.replay.n_step,
                 gamma=recipe.gamma,
                 bootstrap_truncated=recipe.replay.bootstrap_truncated,
             )
-        acting = self.behaviour if priorities else agent.behaviour
+        acting = self.behaviour if priorities else network
         self.steps = rollout(env.step, acting, explorer, obs, TimeSplit(env.spec.device))
         return env.spec
 
@@ -82,7 +83,7 @@ class Actor:
             self.version = version
         steps: list[Transition] = []
         errors: list[Tensor] = []
-        with self._reported(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+        with self._reported():
             while len(steps) < lines:
                 step = next(self.steps)
                 if self.buffer is None:
@@ -104,6 +105,23 @@ class Actor:
 
     def _reported(self) -> Reported:
         return Reported(f"environment seed {self.seeds.env}")
+
+
+class InBfloat16(nn.Module):
+    """A network whose large products are made in bfloat16, and nothing else: statistics stay exact, and what it says
+    is float32."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        for layer in network.modules():
+            if isinstance(layer, (Linear, nn.Linear, nn.Conv2d)):
+                layer.to(torch.bfloat16)  # else every step would cast the weights again
+
+    def forward(self, *inputs: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            said: Tensor = self.network(*inputs)
+        return said.float()
 
 
 class Reported:

@@ -8,7 +8,7 @@ wait for something that waits for it. With every request goes the newest version
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -40,13 +40,15 @@ class Fleet:
         priorities: bool,
         bf16: bool,
         incarnations: list[int],
+        past: list[int],
         restarts: Restarts,
     ):
-        """`lines`: vec steps of a block; `ahead`: requests open with each actor."""
+        """`lines`: vec steps of a block; `ahead`: requests open with each actor; `past`: vec steps taken from each
+        actor before."""
         self.ray, self.cfg, self.packed = ray, cfg, packed
         self.actors, self.lines, self.ahead, self.priorities = actors, lines, ahead, priorities
         self.bf16 = bf16
-        self.incarnations, self.restarts = incarnations, restarts
+        self.incarnations, self.past, self.restarts = incarnations, list(past), restarts
         self.handles: list[Any] = [None] * actors
         self.starting: list[Any] = [None] * actors
         self.open: list[deque[Any]] = [deque() for _ in range(actors)]
@@ -98,7 +100,22 @@ class Fleet:
         if (block.incarnation, block.sequence) != (self.incarnations[actor], self.taken[actor]):
             raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
         self.taken[actor] += 1
+        self.past[actor] += self.lines
         return block
+
+    def blocks(self, *, most: int, timeout: float, ask: bool) -> Iterator[Block]:
+        """The blocks that are there, up to `most`; waits for the first alone. `ask`: open a request for each taken.
+
+        There is a `most` because fast actors would finish new blocks for as long as somebody takes them.
+        """
+        for _ in range(most):
+            block = self.next_block(timeout)
+            if ask:
+                self.ask()
+            if block is None:
+                return
+            yield block
+            timeout = 0.0
 
     def queue(self) -> int:
         """Blocks that are finished and not taken."""
@@ -123,7 +140,9 @@ class Fleet:
         handle = make.remote(self.packed, actor, self.actors, self.incarnations[actor])
         self.handles[actor] = handle
         threads = max(1, int(self.cfg.worker_cpus))
-        self.starting[actor] = handle.start.remote(threads, self.priorities, self.bf16)
+        self.starting[actor] = handle.start.remote(
+            threads, self.priorities, self.bf16, self.past[actor]
+        )
         self.taken[actor] = 0
 
     def _started(self, actor: int) -> EnvSpec | None:

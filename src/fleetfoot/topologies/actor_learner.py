@@ -20,6 +20,7 @@ Deviations from the paper:
     [2] Rows arrive n steps late, when their priority is known; a window at the end of what has arrived is shorter
         until its rest is there.
     [3] The replay is trimmed per environment, each to its share of the capacity.
+    [4] No batch is prefetched, and the lead of a free learner is bounded (`max_reuse`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fleetfoot.data import Batch, Transition
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Console, Counters, EpisodeStats, Log
 from fleetfoot.log.split import TimeSplit
+from fleetfoot.pace import Lead
 from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.speed import updater
@@ -80,9 +82,11 @@ class ActorLearnerConfig:
     initial_priorities: bool = True
     """Actors state the first priorities; False: new rows get the largest so far."""
     acting: Literal["float32", "bf16"] = "float32"
-    """bf16: actors run their networks under autocast, faster on cores that have it. Convolutions gain."""
+    """bf16: actors choose actions with products in bfloat16, faster on cores that have it. Convolutions gain."""
     free: bool = False
     """The learner does not wait for the actors, nor they for it; False: updates as the pace owes them."""
+    max_reuse: float = 32.0
+    """free: rows learned from per row received, at most. A learner that has had its share waits for actors."""
     lockstep: bool = False
     """One actor and the learner take turns: the same weights as `synchronous`, for tests."""
     ray: RayConfig = RayConfig()
@@ -91,6 +95,8 @@ class ActorLearnerConfig:
         for name in ("actors", "block_vec_steps", "blocks_ahead", "publish_every_vec_steps"):
             if getattr(self, name) < 1:
                 raise UserError(f"topology.{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 < self.max_reuse < float("inf"):
+            raise UserError(f"topology.max_reuse must be above 0, not {self.max_reuse}.")
         if self.lockstep and (self.actors > 1 or self.free):
             raise UserError("topology.lockstep is for one actor, and not free.")
 
@@ -100,17 +106,28 @@ class ActorLearnerConfig:
                 f"{recipe.num_envs} environments cannot be shared equally by {self.actors} actors: "
                 "make --num-envs a multiple of --topology.actors."
             )
+        if self.states_priorities(recipe) and not getattr(recipe.agent, "appraises", False):
+            raise UserError(
+                f"actors with {type(recipe.agent).__name__} cannot state first priorities: use "
+                "--topology.no-initial-priorities, or --replay.sampler UniformConfig."
+            )
         packed, device = pack_recipe(recipe), recipe.torch_device()
         if state is not None:
             check_is_last(folder, state)
         cpus = (self.actors + 1) * self.ray.worker_cpus + self.ray.learner_cpus
         gpus = self.ray.gpus_of(device)
-        with Interrupt() as interrupt, cluster(self.ray, cpus=cpus, gpus=gpus) as ray:
+        here = (self.ray.learner_cpus, gpus)
+        with cluster(self.ray, cpus=cpus, gpus=gpus, here=here) as ray, Interrupt() as interrupt:
             watch = Watch(ray, self, recipe, packed, folder, interrupt)
             try:
                 return watch.until_done(resumed=state is not None, gpus=gpus)
             finally:
                 watch.close()
+
+    def states_priorities(self, recipe: Recipe) -> bool:
+        """Do the actors compute first priorities? Only where there is a use for them."""
+        useful = recipe.replay.sampler.prioritised
+        return self.initial_priorities and not self.lockstep and useful
 
 
 def check_is_last(folder: Path, state: dict[str, Any]) -> None:
@@ -140,6 +157,7 @@ class Watch:
             seconds = recipe.log.console_seconds
             self.console = Console(recipe.total_vec_steps, every_seconds=seconds)
         self.newest = Counters()
+        self.answered = False  # by the present learner
 
     def until_done(self, resumed: bool, gpus: float) -> Result:
         restarts = Restarts(self.cfg.ray.max_restarts)
@@ -155,6 +173,7 @@ class Watch:
                 scheduling_strategy=where,
             )
             handle = make.remote(self.packed, str(self.folder))
+            self.answered = False
             try:
                 return self.follow(handle, handle.train.remote(resumed, restarts.count > 0))
             except Exception as error:
@@ -168,17 +187,31 @@ class Watch:
                 self.ray.kill(handle)
 
     def follow(self, handle: Any, work: Any) -> Result:
-        asked = False
+        """Show news until the work is done. A learner that has no room yet answers nothing: never wait for it."""
+        stop: Any = None
+        news = handle.news.remote()
         while True:
             done, _ = self.ray.wait([work], timeout=WAIT_SECONDS)
-            if self.interrupt.asked and not asked:
-                handle.stop.remote()
-                asked = True
-            for item in self.ray.get(handle.news.remote()):
-                self.show(item)
+            if self.interrupt.asked and stop is None:
+                stop = handle.stop.remote()
+            if done or self.ray.wait([news], timeout=0)[0]:
+                for item in self.ray.get(news):
+                    self.show(item)
+                self.answered = True
+                news = handle.news.remote()
             if done:
                 result: Result = self.ray.get(work)
+                for item in self.ray.get(news):
+                    self.show(item)
                 return result
+            if stop is not None and not self.can_save(stop):
+                raise KeyboardInterrupt
+
+    def can_save(self, stop: Any) -> bool:
+        """Has the learner begun, or may it have? One that waits for room has nothing to save and would never end."""
+        if not self.answered:
+            return False
+        return not self.ray.wait([stop], timeout=0)[0] or bool(self.ray.get(stop))
 
     def show(self, item: str | tuple[Counters, dict[str, float]]) -> None:
         if isinstance(item, str):
@@ -215,11 +248,12 @@ class Learner:
 
     def __init__(self, packed: PackedRecipe, folder: str):
         self.packed, self.folder = packed, Path(folder)
-        self.told, self.asked = News(), False
+        self.told, self.asked, self.begun = News(), False, False
 
-    def stop(self) -> None:
-        """Save and return from `train` as soon as possible."""
+    def stop(self) -> bool:
+        """Save and return from `train` as soon as possible; False: its actors are not all there yet."""
         self.asked = True
+        return self.begun
 
     def news(self) -> list[Any]:
         return self.told.take()
@@ -229,6 +263,7 @@ class Learner:
         try:
             state = checkpoint.load(self.folder).state if resumed else None
             run = FleetRun.of(self.packed, self.folder, state, self.told, again)
+            self.begun = True
             try:
                 result = actor_learner(run, lambda: self.asked)
                 return replace(result, policy=result.policy.to(CPU))
@@ -249,15 +284,20 @@ def actor_learner(run: FleetRun, asked: Any) -> Result:
             replay.reprioritize(batch.row_id, learned.td_error)
             run.learned_from(batch, learned.metrics)
 
+    def over() -> bool:
+        return run.vec_steps >= recipe.total_vec_steps or asked()
+
     run.publish()
     fleet.ask()
-    while run.vec_steps < recipe.total_vec_steps and not asked():
+    while not over():
         warm = cfg.free and run.vec_steps >= recipe.pace.warmup_vec_steps
         warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
-        block = fleet.next_block(timeout=0.0 if warm else WAIT_SECONDS)
-        if not cfg.lockstep:
-            fleet.ask()  # the actor goes on while its block is learned from
-        if block is not None:
+        ready = warm and run.lead.allows(recipe.batch_size)
+        for block in fleet.blocks(
+            most=cfg.actors * cfg.blocks_ahead if cfg.free else 1,
+            timeout=0.0 if ready else WAIT_SECONDS,
+            ask=not cfg.lockstep,  # the actor goes on while its block is learned from
+        ):
             td_error = None if block.td_error is None else to_tensors(block.td_error).to(run.device)
             for i, transition in enumerate(unpack_lines(block.lines, run.spec, run.device)):
                 agent.observe(transition)
@@ -267,10 +307,13 @@ def actor_learner(run: FleetRun, asked: Any) -> Result:
                     owed = run.pace.owed()
                     learn(0 if cfg.free else owed)
                     run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
-                    if run.vec_steps == recipe.total_vec_steps or asked():
+                    if over():
                         break
             run.note(block)
-        if warm:
+            if over():
+                break
+        if ready and not over():  # what is saved last is what is returned
+            run.lead.spend(recipe.batch_size)
             learn(1)
         if run.vec_steps - run.published_at >= cfg.publish_every_vec_steps or cfg.lockstep:
             run.publish()
@@ -318,6 +361,7 @@ class FleetRun(Learning):
     spec: Any  # of all environments together
     episodes: list[EpisodeStats]  # of each actor
     lines: list[int]  # vec steps received from each actor
+    lead: Lead
     published_at: int = 0
     learned_rows: int = 0
     received_rows: int = 0
@@ -344,9 +388,10 @@ class FleetRun(Learning):
             actors=cfg.actors,
             lines=1 if cfg.lockstep else cfg.block_vec_steps,
             ahead=1 if cfg.lockstep else cfg.blocks_ahead,
-            priorities=cfg.initial_priorities and not cfg.lockstep,
+            priorities=cfg.states_priorities(recipe),
             bf16=cfg.acting == "bf16",
             incarnations=[count + 1 for count in before],
+            past=[0] * cfg.actors if state is None else state["lines"],
             restarts=Restarts(cfg.ray.max_restarts, news.items.append),
         )
         spec = fleet.start()
@@ -376,6 +421,11 @@ class FleetRun(Learning):
             spec=spec,
             episodes=[EpisodeStats(spec.num_envs // cfg.actors, device) for _ in before],
             lines=[0] * cfg.actors,
+            lead=Lead(
+                cfg.max_reuse,
+                rows=recipe.num_envs * cfg.block_vec_steps * cfg.blocks_ahead,
+                batch_size=recipe.batch_size,
+            ),
         )
         fleet.replaced = run.cut
         if state is not None:
@@ -409,6 +459,7 @@ class FleetRun(Learning):
         """Note a line of one actor; is a vec step (as many rows as there are environments) complete with it?"""
         self.lines[actor] += 1
         self.received_rows += len(fresh.reward)
+        self.lead.earn(len(fresh.reward))
         self.episodes[actor].update(fresh.reward, fresh.terminated | fresh.truncated)
         seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
         self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
@@ -447,10 +498,16 @@ class FleetRun(Learning):
     def evaluate(self) -> dict[str, float]:
         """In lockstep and at the end, wait for the metrics; otherwise ask for them, unless the last are still due."""
         last = self.vec_steps == self.recipe.total_vec_steps
+        if last:
+            self.save()  # a run that is trained is not lost to environments that only evaluate
         if self.cfg.lockstep or last:
             self.take_evaluation(wait=True)
-            metrics: dict[str, float] = self.ray.get(self._ask_evaluator())
-            return metrics
+            while True:
+                try:
+                    metrics: dict[str, float] = self.ray.get(self._ask_evaluator())
+                    return metrics
+                except Exception as error:
+                    self._lose_evaluator(error)
         if self.evaluating is None:
             lean = {name: value for name, value in self.state_dict().items() if name != "replay"}
             self.evaluating = self._ask_evaluator(), self.counters(), _copy(lean)
@@ -461,6 +518,14 @@ class FleetRun(Learning):
             make = remote(self.ray, RemoteEvaluator, cpus=self.cfg.ray.worker_cpus)
             self.evaluator = make.remote(self.packed)
         return self.evaluator.evaluate.remote(to_arrays(self.agent.policy.state_dict()))
+
+    def _lose_evaluator(self, error: Exception) -> None:
+        """The next evaluation has a new process."""
+        if isinstance(inner := cause(error), UserError):
+            raise UserError(str(inner)) from error
+        self.fleet.restarts.note("the evaluator", error)
+        self.ray.kill(self.evaluator)
+        self.evaluator = None
 
     def take_evaluation(self, wait: bool = False) -> None:
         """Write down an evaluation that has come back."""
@@ -473,11 +538,7 @@ class FleetRun(Learning):
         try:
             metrics = self.ray.get(ref)
         except Exception as error:
-            if isinstance(inner := cause(error), UserError):
-                raise UserError(str(inner)) from error
-            self.fleet.restarts.note("the evaluator", error)
-            self.ray.kill(self.evaluator)
-            self.evaluator = None
+            self._lose_evaluator(error)
             return
         with self.clock.paused():
             self.log.write(counters, metrics)

@@ -2,7 +2,8 @@
 
 Without an address a run starts a Ray of its own, which ends with it and listens on this machine alone. With one it
 joins the cluster there and leaves it running. What travels: recipes as JSON, weights and transitions as numpy arrays
-through Ray's object store. Nothing that lies on a disk is ever unpickled.
+through Ray's object store, which pickles what carries them. Nothing here unpickles a file; a Ray whose object store is
+full moves objects to files of its own session folder and reads them back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class RayConfig:
     object_store_gib: float = 1.0
     """Shared memory of a Ray started here."""
     max_restarts: int = 10
-    """Workers that may die or fail, over the whole run, before it ends with an error."""
+    """Workers that may die or fail before the run ends with an error. A learner that begins again, and a resumed
+    run, count from 0; losses of the learner itself are counted apart, to the same limit."""
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0 or self.worker_cpus < 0 or self.learner_cpus < 0:
@@ -67,8 +69,11 @@ def load_ray() -> Any:
 
 
 @contextmanager
-def cluster(cfg: RayConfig, *, cpus: float, gpus: float) -> Iterator[Any]:
-    """The module `ray`, connected; `cpus` and `gpus` are what the roles of the run ask for together.
+def cluster(
+    cfg: RayConfig, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[Any]:
+    """The module `ray`, connected; `cpus` and `gpus` are what the roles of the run ask for together, `here` is what
+    those of them ask for that must be on this machine.
 
     A Ray started here promises just that many cores, whatever the machine has: four actors then run on two cores too,
     in turns. A Ray that the program is connected to already is used, and left as it is.
@@ -78,6 +83,7 @@ def cluster(cfg: RayConfig, *, cpus: float, gpus: float) -> Iterator[Any]:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = load_ray()
     if ray.is_initialized():
+        check_room(ray, cpus, gpus, here)
         yield ray
         return
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
@@ -105,13 +111,24 @@ def cluster(cfg: RayConfig, *, cpus: float, gpus: float) -> Iterator[Any]:
         ray.shutdown()
 
 
-def check_room(ray: Any, cpus: float, gpus: float) -> None:
-    """Refuse a cluster that could never hold the run: Ray itself would wait for ever."""
-    have = ray.cluster_resources()
-    for name, wanted in (("CPU", cpus), ("GPU", gpus)):
-        if have.get(name, 0.0) < wanted:
+def check_room(ray: Any, cpus: float, gpus: float, here: tuple[float, float] = (0, 0)) -> None:
+    """Refuse a cluster that could never hold the run: Ray itself would wait for ever.
+
+    What other programs use now may become free, so it counts as room.
+    """
+    mine = ray.get_runtime_context().get_node_id()
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    own = alive.get(mine, {})
+    whole = ray.cluster_resources()
+    for name, all_roles, learner in (("CPU", cpus, here[0]), ("GPU", gpus, here[1])):
+        if own.get(name, 0.0) < learner:
             raise UserError(
-                f"the run asks for {wanted:g} {name}s, the cluster has {have.get(name, 0.0):g}: "
+                f"the learner asks for {learner:g} {name}s, Ray has {own.get(name, 0.0):g} on this machine, where "
+                f"the learner must be: start Ray here with more, or lower --topology.ray.learner-{name.lower()}s."
+            )
+        if whole.get(name, 0.0) < all_roles:
+            raise UserError(
+                f"the run asks for {all_roles:g} {name}s, the cluster has {whole.get(name, 0.0):g}: "
                 "add nodes, take fewer workers, or lower --topology.ray.worker-cpus."
             )
 
@@ -240,7 +257,12 @@ def tell(line: str) -> None:
 
 
 def died(ray: Any, error: BaseException) -> bool:
-    """Is this the death of a process or machine (and not an exception inside it)?"""
+    """Is this the death of the process asked, or of its machine, and not an exception inside it?
+
+    Where a worker meets the death of another and does not catch it, Ray makes that an error of both kinds.
+    """
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return False
     kinds = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
     return isinstance(error, (*kinds, ray.exceptions.ObjectLostError))
 

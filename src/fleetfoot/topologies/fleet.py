@@ -179,6 +179,7 @@ class Fleet:
         self.habits: list[dict[str, Any] | None] = [None] * cfg.bundles
         self.bundles: list[Any] = []
         self.idle = deque(range(cfg.bundles))  # in the order of their turns
+        self.starting: dict[Any, int] = {}  # call -> bundle that is being built
 
     def new_shard(self, place: Cut) -> Any:
         return self.shard_class.remote(
@@ -203,11 +204,9 @@ class Fleet:
             bundle.start.remote(self.server.shards, None, one)
             for bundle, one in zip(self.bundles, states, strict=True)
         ]
-        for index, ref in enumerate(ready):
-            try:
-                self.ray.get(ref)
-            except Exception as error:
-                self.replace(index, error)
+        self.starting = {ref: index for index, ref in enumerate(ready)}
+        while self.starting:
+            self.started(next(iter(self.starting)))
         self.kept = self.server.state_dict()  # what a lost shard is restored from
 
     def work(self, vec_steps: int, interrupt: Interrupt) -> Iterator[Report]:
@@ -215,7 +214,7 @@ class Fleet:
         busy: dict[Any, tuple[int, int]] = {}  # call -> bundle and vec steps
         most = 1 if self.cfg.lockstep else self.cfg.bundles
         left, server_lost = vec_steps, False
-        while busy or server_lost or (left and not interrupt.asked):
+        while busy or server_lost or self.starting or (left and not interrupt.asked):
             if server_lost and not busy:
                 self.restore()
                 server_lost = False
@@ -225,41 +224,50 @@ class Fleet:
                 steps = min(self.cfg.shift_vec_steps, left)
                 busy[self.bundles[index].work.remote(steps, self.server.shards)] = index, steps
                 left -= steps
-            if not busy:
+            if not busy and not self.starting:
                 continue
-            done, _ = self.ray.wait(list(busy), num_returns=1, timeout=LOOK_SECONDS)
+            calls = [*busy, *self.starting]
+            done, _ = self.ray.wait(calls, num_returns=1, timeout=LOOK_SECONDS)
             for call in done:
+                if call in self.starting:
+                    if (ready := self.started(call)) is not None:
+                        self.idle.append(ready)
+                    continue
                 index, steps = busy.pop(call)
                 try:
                     report: Report = self.ray.get(call)
                 except Exception as error:
                     left += steps
-                    self.replace(index, error)
+                    self.replace(index, error)  # the others work on while it is built
                 else:
                     left += steps - report.vec_steps
                     self.habits[index] = report.habits
                     server_lost = server_lost or report.server_lost
                     yield report
-                self.idle.append(index)
+                    self.idle.append(index)
 
     def replace(self, index: int, error: Exception) -> None:
-        """A new bundle for one that died or failed, with random numbers of its own."""
-        while True:
-            reason = cause(error)
-            if isinstance(reason, UserError):
-                raise reason from error
-            seed = bundle_seeds(self.recipe.seed, index, self.lives[index]).env
-            self.restarts.note(f"bundle {index} (environments of seed {seed})", error)
-            self.ray.kill(self.bundles[index])
-            self.lives[index] += 1
-            self.bundles[index] = self.new_bundle(index)
-            try:
-                self.ray.get(
-                    self.bundles[index].start.remote(self.server.shards, self.habits[index])
-                )
-                return
-            except Exception as again:
-                error = again
+        """Begin to build a bundle, with random numbers of its own, for one that died or failed."""
+        reason = cause(error)
+        if isinstance(reason, UserError):
+            raise reason from error
+        seed = bundle_seeds(self.recipe.seed, index, self.lives[index]).env
+        self.restarts.note(f"bundle {index} (environments of seed {seed})", error)
+        self.ray.kill(self.bundles[index])
+        self.lives[index] += 1
+        self.bundles[index] = self.new_bundle(index)
+        ref = self.bundles[index].start.remote(self.server.shards, self.habits[index])
+        self.starting[ref] = index
+
+    def started(self, call: Any) -> int | None:
+        """Wait until a bundle is built; where that fails, the next is begun and there is none yet."""
+        index = self.starting.pop(call)
+        try:
+            self.ray.get(call)
+        except Exception as error:
+            self.replace(index, error)
+            return None
+        return index
 
     def restore(self) -> None:
         """Where a shard is lost, the whole server goes back to the last checkpoint. Where none is, nothing happens:
@@ -291,6 +299,8 @@ class Fleet:
                     break
                 except Exception as error:
                     self.replace(index, error)
+                    while self.starting:
+                        self.started(next(iter(self.starting)))
         state = {
             "server": self.kept,
             "bundles": [{k: v for k, v in b.items() if k != "replay"} for b in bundles],
