@@ -228,8 +228,10 @@ def joined() -> Iterator[Ranks]:
         atexit.register(leave)
     try:
         yield ranks
-    except BaseException:
-        atexit.unregister(leave)  # it would wait for ranks that may be waiting for this one
+    except BaseException as error:
+        # It would wait for ranks that may be waiting for this one. Mistakes of users end all ranks alike.
+        if not isinstance(error, UserError) or isinstance(error, RankLost):
+            atexit.unregister(leave)
         raise
 
 
