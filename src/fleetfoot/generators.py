@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def generator_state(generator: torch.Generator) -> dict[str, Any]:
@@ -22,3 +23,28 @@ def restore_generator(generator: torch.Generator, saved: dict[str, Any]) -> None
         return
     digest = hashlib.blake2b(saved["state"].cpu().numpy().tobytes(), digest_size=7).digest()
     generator.manual_seed(int.from_bytes(digest, "little"))
+
+
+class Noise:
+    """Random numbers that nobody else draws from."""
+
+    def __init__(self, seed: int, device: torch.device):
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [self.generator]
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """On [0, 1)."""
+        return torch.rand(shape, generator=self.generator, device=self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return generator_state(self.generator)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore_generator(self.generator, state)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fleetfoot.agents.agent import Agent, Pattern
 from fleetfoot.data import Batch, Learned, Obs
+from fleetfoot.generators import Noise
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
@@ -29,10 +30,6 @@ Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
 Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
-LOSSES = (
-    "critic_loss",
-    "policy_loss",
-)  # what agents offer for compilation: pure functions of a batch
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
 # To begin a recording waits for the device, which would end one in another thread.
@@ -84,9 +81,8 @@ def updater(
     """`agent.update` (or a half of it), in the precision asked for and with compiled losses."""
     if resolved(mode, device) != "eager":
         torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
-        for name in LOSSES:
-            if hasattr(agent, name):
-                setattr(agent, name, Compiled(getattr(agent, name), name))
+        for name in agent.losses:
+            setattr(agent, name, Compiled(getattr(agent, name), name))
     update: Callable[[Any], Learned] = getattr(agent, half)
     if precision == "float32":
         return update
@@ -272,7 +268,9 @@ def means(found: list[Metrics]) -> Metrics:
 
 
 def generators(owner: object) -> list[torch.Generator]:
-    return [value for value in vars(owner).values() if isinstance(value, torch.Generator)]
+    """All that an agent or a sampler draws from."""
+    plain = [value for value in vars(owner).values() if isinstance(value, torch.Generator)]
+    return plain + [g for v in vars(owner).values() if isinstance(v, Noise) for g in v.generators]
 
 
 class Compiled:

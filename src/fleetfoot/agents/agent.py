@@ -36,6 +36,10 @@ class Agent(Protocol):
         """See each new transition once, in order. Running statistics change here and nowhere else."""
         ...
 
+    losses: ClassVar[tuple[str, ...]]
+    """Methods that can be compiled and, with other weights, repeated: tensors in, tensors out, no randomness of their
+    own, and nothing changed."""
+
     updates: int
     """Updates so far."""
 

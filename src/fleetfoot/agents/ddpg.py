@@ -170,6 +170,7 @@ class Appraiser(nn.Module):
 
 
 class DDPG:
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_half: ClassVar = ("step_policy",)
 
     def __init__(

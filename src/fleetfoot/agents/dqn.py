@@ -173,6 +173,8 @@ class Appraiser(nn.Module):
 
 
 class DQN:
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss",)
+
     def __init__(
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):

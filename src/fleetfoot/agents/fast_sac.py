@@ -34,12 +34,12 @@ from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
 from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_
-from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -79,54 +79,8 @@ class FastSACConfig:
         return FastSAC(self, spec, gamma, total_updates, seed, device)
 
 
-class Gaussian(nn.Module):
-    """Obs -> mean and log std of the Gaussian before tanh, [B, A] each."""
-
-    def __init__(self, encoder: Encoder, cfg: FastSACConfig, actions: int):
-        super().__init__()
-        self.low, self.high = cfg.log_std_min, cfg.log_std_max
-        self.encoder = encoder
-        self.net = cfg.policy_net.build(encoder.size, 2 * actions)
-
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        mean, raw = self.net(self.encoder(obs)).float().chunk(2, dim=-1)
-        return mean, self.low + 0.5 * (self.high - self.low) * (1.0 + torch.tanh(raw))
-
-    def constrain_(self) -> None:
-        self.encoder.constrain_()
-        self.net.constrain_()
-
-
-def _sample(gaussian: Gaussian, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
-    mean, log_std = gaussian(obs)
-    return squashed_sample(mean, log_std, noise)
-
-
-class Greedy(nn.Module):
-    """Obs -> tanh(mean)."""
-
-    def __init__(self, gaussian: Gaussian):
-        super().__init__()
-        self.gaussian = gaussian
-
-    def forward(self, obs: Obs) -> Tensor:
-        mean, _ = self.gaussian(obs)
-        return torch.tanh(mean)
-
-
-class Sampled(nn.Module):
-    """(Obs, noise) -> a sampled action."""
-
-    def __init__(self, gaussian: Gaussian):
-        super().__init__()
-        self.gaussian = gaussian
-
-    def forward(self, obs: Obs, noise: Tensor) -> Tensor:
-        action, _ = _sample(self.gaussian, obs, noise)
-        return action
-
-
 class FastSAC:
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_half: ClassVar = ("step_policy", "step_alpha", "policy_noise")
 
     def __init__(
@@ -149,7 +103,13 @@ class FastSAC:
             torch.manual_seed(seed)
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(see, cfg, self.actions).to(device)
+            self.gaussian = Gaussian(
+                see,
+                cfg.policy_net,
+                self.actions,
+                log_std_min=cfg.log_std_min,
+                log_std_max=cfg.log_std_max,
+            ).to(device)
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
@@ -221,7 +181,7 @@ class FastSAC:
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
-        action, log_prob = _sample(self.gaussian, batch.next_obs, noise)
+        action, log_prob = self.gaussian.sample(batch.next_obs, noise)
         logits = self.critic_target(batch.next_obs, action)  # (2) [E, B, K]
         reward = batch.reward
         if self.reward_scale is not None:
@@ -235,7 +195,7 @@ class FastSAC:
 
     def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The loss (5), and the log-probabilities of the sampled actions, [B]."""
-        action, log_prob = _sample(self.gaussian, obs, noise)
+        action, log_prob = self.gaussian.sample(obs, noise)
         probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)

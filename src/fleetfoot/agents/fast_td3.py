@@ -115,6 +115,7 @@ class Policy(nn.Module):
 
 
 class FastTD3:
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_half: ClassVar = ("step_policy",)
 
     def __init__(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fleetfoot.agents.agent import Agent
 from fleetfoot.data import EnvSpec, Obs, Transition
-from fleetfoot.generators import generator_state, restore_generator
+from fleetfoot.generators import Noise, generator_state, restore_generator
 from fleetfoot.optim import LocalStepper
 from fleetfoot.part import UserError
 from fleetfoot.ranks import Ranks
@@ -149,7 +149,8 @@ def restore_generators(agent: Agent, saved: dict[str, Any]) -> None:
 
 
 def _generators(agent: Agent) -> dict[str, torch.Generator]:
-    return {k: v for k, v in sorted(vars(agent).items()) if isinstance(v, torch.Generator)}
+    found = {k: v.generator if isinstance(v, Noise) else v for k, v in sorted(vars(agent).items())}
+    return {k: v for k, v in found.items() if isinstance(v, torch.Generator)}
 
 
 def check_same(agent: Agent, ranks: Ranks) -> None:

@@ -1,0 +1,19 @@
+"""Single numbers that are learned."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Temperature(nn.Module):
+    """alpha = exp(log_alpha): above zero, whatever the optimiser does."""
+
+    def __init__(self, start: float):
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(start)))
+
+    def forward(self) -> Tensor:
+        return self.log_alpha.exp()
