@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fleetfoot.optim import AdaGradConfig, AdamConfig, AdamWConfig, RMSPropConfig, cosine
+from fleetfoot.optim import (
+    AdaGradConfig,
+    AdamConfig,
+    AdamWConfig,
+    RMSPropConfig,
+    cosine,
+    laid_out_like,
+)
 from fleetfoot.pace import Lead, PaceConfig
 from fleetfoot.part import UserError
 
@@ -242,3 +249,14 @@ def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
     small = Lead(0.1, rows=10, batch_size=16)  # never stuck for good
     small.earn(1_000)
     assert small.allows(16)
+
+
+@pytest.mark.parametrize("cfg", [AdamConfig(lr=0.1), AdamWConfig(lr=0.1)])
+def test_gradients_with_the_channels_last_are_taken(cfg: AdamConfig | AdamWConfig) -> None:
+    plain, strange = (nn.Parameter(torch.ones(4, 3, 2, 2)) for _ in range(2))
+    gradient = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    cfg.build([plain], 10).apply([gradient.clone()])
+    cfg.build([strange], 10).apply([gradient.clone().to(memory_format=torch.channels_last)])
+    assert strange.grad is None
+    torch.testing.assert_close(strange, plain, rtol=0, atol=0)
+    assert laid_out_like(plain, gradient.to(memory_format=torch.channels_last)).is_contiguous()

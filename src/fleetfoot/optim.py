@@ -229,7 +229,7 @@ class LocalStepper:
         if self.cfg.max_grad_norm is not None:
             torch._foreach_mul_(gradients, (self.cfg.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = laid_out_like(parameter, gradient)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.constrain_()
@@ -252,6 +252,14 @@ class LocalStepper:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
         self.steps.copy_(state["steps"])
         self._schedule(self.steps)
+
+
+def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient in the memory order of its parameter: fused optimisers take nothing else, and convolutions, where
+    they are compiled, hand theirs out with the channels last."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def cosine(start: float, end: float, progress: Tensor) -> Tensor:
