@@ -102,5 +102,8 @@ def rliable() -> Any:
     """The library, or one line on how to get it."""
     try:
         return importlib.import_module("rliable.library")
-    except ImportError as error:
+    except (
+        ImportError,
+        TypeError,
+    ) as error:  # the latter with pandas 3, which arch 7 cannot import
         raise UserError("comparing runs needs rliable: pip install 'fleetfoot[compare]'") from error
