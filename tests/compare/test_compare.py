@@ -123,6 +123,8 @@ def test_scores_are_normalised_per_task(tmp_path: Path) -> None:
     assert made.tasks["reach"].metric == "success"
     assert a.optimality_gap is not None
     assert a.optimality_gap.value == pytest.approx(2 / 3)
+    (a,) = compared(tmp_path, everywhere=(0.0, 10.0)).groups
+    assert list(a.scores["reach"].values()) == [0.25] * 2  # a rate is a rate
     (a,) = compared(tmp_path, metric="return", everywhere=(0.0, 10.0)).groups
     assert list(a.scores["reach"].values()) == [0.3] * 2
 

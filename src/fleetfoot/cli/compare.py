@@ -104,9 +104,9 @@ def show(made: Comparison, written: list[Path]) -> None:
     what = ", ".join(f"{task} ({scale.at_env_steps:,.0f})" for task, scale in made.tasks.items())
     title = f"after env steps: {what}" if len(made.tasks) <= 4 else f"{len(made.tasks)} tasks"
     rows = [cells(group, made) for group in made.groups]
-    heads = ["group", "runs", "return" if not made.normalised else "IQM", "gap", "P(better)"]
+    heads = ["group", "runs", "IQM" if made.normalised else "IQM of returns", "gap", "P(better)"]
     if len(made.groups) > 1:
-        title += f"; better: than {made.baseline}"
+        title += f"; baseline {made.baseline}"
     table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
     for place, head in enumerate(heads):
         if any(row[place] for row in rows):

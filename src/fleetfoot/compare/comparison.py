@@ -102,7 +102,7 @@ def compare(runs: Sequence[Run], ask: Ask) -> Comparison:
     }
     few = [n for n in names if any(len(table[n][task]) == 1 for task in shared)]
     if few:
-        notes.append(f"one seed only, so no spread to judge by: {', '.join(few)}.")
+        notes.append(f"one seed only on some task, so no spread to judge by: {', '.join(few)}.")
     baseline = ask.baseline or names[0]
     if baseline not in table:
         raise UserError(
@@ -178,9 +178,9 @@ def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -
         )
     if late := [run for run in runs if run.env_steps[0] > at]:
         raise UserError(f"{late[0].folder} has no evaluation within {at:,.0f} env steps.")
-    bounds = ask.ranges.get(task) or ask.everywhere
-    if bounds is None:
-        bounds = (0.0, 1.0) if metric == "success" else known_range(task)
+    if metric == "success":
+        return TaskScale(metric, (0.0, 1.0), at)
+    bounds = ask.ranges.get(task) or ask.everywhere or known_range(task)
     if bounds is None and tasks > 1:
         values = np.concatenate([run.returns for run in runs])
         low, high = float(values.min()), float(values.max())
