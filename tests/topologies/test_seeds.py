@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fleetfoot import recipes
+from fleetfoot import api, recipes
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
@@ -17,7 +18,9 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.seeds import train_seeds
+from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def small() -> Recipe:
@@ -66,3 +69,34 @@ def test_each_seed_learns_what_it_learns_alone(tmp_path: Path) -> None:
                     assert one[name] == pytest.approx(other[name], rel=2e-3, abs=1e-4), name
     first, second = (result.policy.state_dict() for result in together[:2])
     assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_seed_of_several_goes_on_alone(tmp_path: Path) -> None:
+    api.train_seeds(small(), 2, tmp_path / "two")
+    folder = tmp_path / "two" / "seed-1"
+    before = api.load_policy(folder, "last").policy.state_dict()
+    result = api.resume(folder, total_vec_steps=60)
+    assert result.counters.vec_steps == 60
+    after = result.policy.state_dict()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert api.evaluate_run(folder, episodes=2).returns.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"replay": replace(small().replay, sampler=ProportionalConfig())}, "uniform sampling"),
+        ({"topology": SynchronousConfig(overlap=True)}, "without overlap"),
+    ],
+)
+def test_what_cannot_learn_as_one_is_refused(tmp_path: Path, change: Any, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        api.train_seeds(replace(small(), **change), 2, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_an_agent_with_noise_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be trained as one|cannot train several seeds"):
+        api.train_seeds(
+            replace(recipes.get("fast_td3/pendulum"), total_vec_steps=5), 2, tmp_path / "no"
+        )

@@ -26,18 +26,20 @@ class Joined:
         )
 
     def reset(self) -> Obs:
-        return self._obs([part.reset() for part in self.parts])
+        return self.join([part.reset() for part in self.parts])
 
     def step(self, action: Tensor) -> Step:
         given = action.to(self.parts[0].spec.device)
         rows = [part.spec.num_envs for part in self.parts]
-        steps = [part.step(own) for part, own in zip(self.parts, given.split(rows), strict=True)]
+        steps = [
+            part.step(own) for part, own in zip(self.parts, torch.split(given, rows), strict=True)
+        ]
         names = steps[0].info.keys()
         flags = torch.stack([self._flat(steps, "terminated"), self._flat(steps, "truncated")])
         flags = flags.to(self.device)
         return Step(
-            obs=self._obs([step.obs for step in steps]),
-            next_obs=self._obs([step.next_obs for step in steps]),
+            obs=self.join([step.obs for step in steps]),
+            next_obs=self.join([step.next_obs for step in steps]),
             reward=self._flat(steps, "reward").to(self.device),
             terminated=flags[0],
             truncated=flags[1],
@@ -47,7 +49,8 @@ class Joined:
     def _flat(self, steps: Sequence[Step], name: str) -> Tensor:
         return torch.cat([getattr(step, name) for step in steps])
 
-    def _obs(self, obs: Sequence[Obs]) -> Obs:
+    def join(self, obs: Sequence[Obs]) -> Obs:
+        """The observations of all parts, as one."""
         actor = torch.cat([each.actor for each in obs]).to(self.device)
         critic = actor
         if obs[0].critic is not obs[0].actor:

@@ -59,7 +59,7 @@ class SeedsReplay(Replay):
         seeds = len(self.sampler.samplers)
 
         def split(x: Tensor) -> Tensor:
-            return x.unflatten(0, (seeds, -1)).transpose(0, 1)
+            return x.view(seeds, -1, *x.shape[1:]).transpose(0, 1)
 
         def seen(obs: Obs) -> Obs:
             actor = split(obs.actor)

@@ -140,11 +140,11 @@ class Together:
             device=self.device,
             split=self.first.split,
         )
-        obs = self.env._obs([run.obs for run in self.runs])
+        obs = self.env.join([run.obs for run in self.runs])
         with Interrupt() as interrupt:
             while self.first.vec_steps < total and not interrupt.stops(self.first.vec_steps):
                 obs = self.collect(obs)
-                owed = [run.pace.owed() for run in self.runs][0]
+                owed, *_ = [run.pace.owed() for run in self.runs]
                 with nullcontext() if learn.ready(owed) else self.first.compiling():
                     learn.start(owed)
                 self.meter.add({k: v.expand(len(self.runs)) for k, v in learn.join().items()})
@@ -175,7 +175,8 @@ class Together:
     @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
         random = [explorer.random for explorer in self.explorers]
-        if [each.at_start() for each in random][0]:
+        at_start = [each.at_start() for each in random]  # each must be asked: they count
+        if at_start[0]:
             return torch.cat([each.uniform() for each in random])
         noise = torch.stack([each.normal() for each in random])
         action: Tensor = self.agent.behaviour(self.apart(obs), noise)
@@ -184,12 +185,13 @@ class Together:
     def apart(self, obs: Obs) -> Obs:
         """[S N, ...] -> [S, N, ...]."""
 
-        def split(x: Tensor) -> Tensor:
-            return x.unflatten(0, (len(self.runs), -1))
-
+        split = self.split
         actor = split(obs.actor)
         critic = actor if obs.critic is obs.actor else split(obs.critic)
         return Obs(actor, critic, None if obs.task is None else split(obs.task))
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(len(self.runs), self.columns, *x.shape[1:])
 
     def of(self, fresh: Transition, seed: int) -> Transition:
         """The rows of one seed."""
@@ -211,10 +213,7 @@ class Together:
         )
 
     def note(self, fresh: Transition) -> None:
-        def split(x: Tensor) -> Tensor:
-            return x.unflatten(0, (len(self.runs), -1))
-
-        ended = fresh.terminated | fresh.truncated
+        split, ended = self.split, fresh.terminated | fresh.truncated
         self.episodes.update(split(fresh.reward), split(ended))
         magnitude = split(fresh.next_obs.actor.float().abs().flatten(1).mean(1)).mean(1)
         found = {"env/obs_magnitude": magnitude, "env/reward": split(fresh.reward).mean(1)}
