@@ -1,9 +1,9 @@
 """Several agents that differ in nothing but their seed, as one: weights [S, ...], every loss computed for all at once.
 
 The agent itself knows nothing of it. Its losses are pure functions of weights, batch and noise, so `torch.vmap` runs
-them for S sets of weights; what it does besides (optimiser steps, Polyak steps) acts on each number alone. The agents that
-were put together go on to exist: their weights and the state of their optimisers are views of their share of the stack,
-so each can be evaluated, saved and reset as if it had learned alone.
+them for S sets of weights; what it does besides (optimiser steps, Polyak steps) acts on each number alone. The agents
+that were put together go on to exist: their weights and the state of their optimisers are views of their share of the
+stack, so each can be evaluated, saved and reset as if it had learned alone.
 
 A batch has its rows first and the seeds second, [B, S, ...], and so has the noise.
 """
