@@ -26,6 +26,7 @@ from fleetfoot.evaluate import Evaluation, Evaluator
 from fleetfoot.part import UserError, dumps, from_json
 from fleetfoot.ranks import Ranks, joined
 from fleetfoot.recipe import Recipe, Result, resolve_device
+from fleetfoot.topologies import seeds as seeds_as_one
 
 try:
     import fcntl
@@ -90,6 +91,32 @@ def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
         except UserError:
             # What was wrong showed before anything was learned: leave no empty run behind.
             if made and not has_checkpoint(place) and not _nonempty(place / "metrics.jsonl"):
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+
+
+def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) -> list[Result]:
+    """Train `count` seeds from `recipe.seed` on as one batched computation; each is an ordinary run in a folder of its
+    own, `seed-K` inside `folder`."""
+    if count < 2:
+        raise UserError(f"seeds must be at least 2, not {count}.")
+    place = new_folder(recipe, folder)
+    made = not place.exists()
+    seeds = range(recipe.seed, recipe.seed + count)
+    with joined() as ranks, contextlib.ExitStack() as held:
+        _check(recipe, ranks)
+        if ranks.world > 1:
+            raise UserError("several seeds as one run in one process: leave torchrun out.")
+        seeds_as_one.check(recipe)
+        folders = [place / f"seed-{seed}" for seed in seeds]
+        for seed, own in zip(seeds, folders, strict=True):
+            own.mkdir(parents=True)
+            held.enter_context(_alone(own))
+            _write_recipe(own, dataclasses.replace(recipe, seed=seed))
+        try:
+            return seeds_as_one.train_seeds(recipe, seeds, folders)
+        except UserError:
+            if made and not any(has_checkpoint(own) for own in folders):
                 shutil.rmtree(place, ignore_errors=True)
             raise
 

@@ -213,6 +213,8 @@ class LocalStepper:
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
         self.optimizer = cfg.optimizer(parameters, self.lr)
+        # Set from outside where the weights are [S, ...], those of S seeds that learn as one.
+        self.seeds: int | None = None
         # What happens to a gradient before it is applied. Set from outside where several GPUs share one.
         self.reduce: Callable[[list[Tensor]], list[Tensor]] = lambda gradients: gradients
 
@@ -221,13 +223,21 @@ class LocalStepper:
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """The gradient of `loss`, one tensor per parameter and in their order. Changes nothing."""
-        return list(torch.autograd.grad(loss, self.parameters))
+        whole = (
+            loss if self.seeds is None else loss.sum()
+        )  # no seed's loss depends on another's weights
+        return list(torch.autograd.grad(whole, self.parameters))
 
     def apply(self, gradients: list[Tensor]) -> Tensor:
         """Change the weights by one step down these gradients, which it uses up; returns their norm before clipping."""
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self._norm(gradients)
         if self.cfg.max_grad_norm is not None:
-            torch._foreach_mul_(gradients, (self.cfg.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            factor = (self.cfg.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            if self.seeds is None:
+                torch._foreach_mul_(gradients, factor)
+            else:
+                for gradient in gradients:
+                    gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = laid_out_like(parameter, gradient)
         self.optimizer.step()
@@ -235,6 +245,24 @@ class LocalStepper:
         self.constrain_()
         self._schedule(self.steps.add_(1))
         return norm
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        """Of the whole gradient; with seeds, of each seed's: [S]."""
+        if self.seeds is None:
+            return torch.nn.utils.get_total_norm(gradients)
+        each = [torch.linalg.vector_norm(g.reshape(self.seeds, -1), dim=1) for g in gradients]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+        return norm
+
+    @torch.no_grad()
+    def begin_(self) -> None:
+        """Make the state of the optimiser, which torch makes at its first step: nothing is averaged yet."""
+        for parameter in self.parameters:
+            state = self.optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
 
     def _schedule(self, steps: Tensor) -> None:
         end = self.cfg.lr_end

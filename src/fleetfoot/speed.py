@@ -24,6 +24,7 @@ from fleetfoot.generators import Noise
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.seeds import SeedsUniform
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
 Half = Literal["update", "update_critic", "update_policy"]
@@ -262,15 +263,16 @@ def means(found: list[Metrics]) -> Metrics:
     names = dict.fromkeys(name for each in found for name in each)
     gathered = {name: [each[name] for each in found if name in each] for name in names}
     return {
-        name: values[0] if len(values) == 1 else torch.stack(values).double().mean()
+        name: values[0] if len(values) == 1 else torch.stack(values).double().mean(0)
         for name, values in gathered.items()
     }
 
 
 def generators(owner: object) -> list[torch.Generator]:
     """All that an agent or a sampler draws from."""
-    plain = [value for value in vars(owner).values() if isinstance(value, torch.Generator)]
-    return plain + [g for v in vars(owner).values() if isinstance(v, Noise) for g in v.generators]
+    held = list(vars(owner).values())
+    plain = [value for value in held if isinstance(value, torch.Generator)]
+    return plain + [g for v in held if isinstance(v, Noise | SeedsUniform) for g in v.generators]
 
 
 class Compiled:

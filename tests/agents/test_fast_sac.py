@@ -32,7 +32,7 @@ def make_agent(cfg: FastSACConfig = SMALL, seed: int = 0) -> FastSAC:
 def weights(agent: FastSAC) -> list[torch.Tensor]:
     modules = (agent.gaussian, agent.critic, agent.critic_target)
     kept = [p.detach().clone() for m in modules for p in m.parameters()]
-    return [*kept, agent.log_alpha.detach().clone()]
+    return [*kept, agent.alpha.log_alpha.detach().clone()]
 
 
 def test_the_target_is_the_soft_value_row_by_row() -> None:
@@ -54,9 +54,9 @@ def test_the_target_is_the_soft_value_row_by_row() -> None:
 def test_the_temperature_moves_towards_the_target_entropy() -> None:
     for target, sign in ((-100.0, -1), (100.0, 1)):
         agent = make_agent(replace(SMALL, target_entropy_per_action=target))
-        before = agent.log_alpha.item()
+        before = agent.alpha().item()
         agent.update(make_batch(make_spec()))
-        assert math.copysign(1, agent.log_alpha.item() - before) == sign
+        assert math.copysign(1, agent.alpha().item() - before) == sign
 
 
 def test_the_standard_deviation_stays_between_its_bounds() -> None:

@@ -23,22 +23,22 @@ heads learn from one target. Everything FastTD3 numbers under normalisation, win
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fleetfoot import diagnose
 from fleetfoot.agents.agent import Pattern, check_value_learner, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import generator_state, restore_generator
+from fleetfoot.generators import Noise
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
+from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_
 from fleetfoot.optim import AdamWConfig
@@ -98,8 +98,7 @@ class FastSAC:
         self.actions = spec.action.size
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         # One for each update, so that either can run alone and draw the same.
-        self.critic_noise = torch.Generator(device).manual_seed(seed)
-        self.policy_noise = torch.Generator(device).manual_seed(seed + 1)
+        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
         with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
             torch.manual_seed(seed)
             self.norms = ObsNorms(spec, cfg.normalize_obs)
@@ -117,7 +116,7 @@ class FastSAC:
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha), device=device))
+        self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
@@ -131,7 +130,7 @@ class FastSAC:
         self.step_policy = cfg.policy_optim.build(
             self.gaussian.parameters(), policy_updates, self.gaussian.constrain_
         )
-        self.step_alpha = cfg.alpha_optim.build([self.log_alpha], policy_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), policy_updates)
         self.updates = 0
         self.policy_every = cfg.policy_every
 
@@ -153,7 +152,9 @@ class FastSAC:
         return every(self.cfg.policy_every, self.updates, count)
 
     def update_critic(self, batch: Batch) -> Learned:
-        loss, q, td_error = self.critic_loss(batch, self._draw(self.critic_noise, batch.obs))
+        loss, q, td_error = self.critic_loss(
+            batch, self.critic_noise.normal(batch.obs.actor.shape[0], self.actions)
+        )
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
@@ -161,15 +162,13 @@ class FastSAC:
         return Learned(metrics, td_error)
 
     def update_policy(self, obs: Obs) -> Learned:
+        noise = self.policy_noise.normal(obs.actor.shape[0], self.actions)
         with frozen(self.critic):
-            loss, log_prob = self.policy_loss(obs, self._draw(self.policy_noise, obs))
+            loss, entropy = self.policy_loss(obs, noise)
             grad_norm = self.step_policy(loss)
-        entropy = -log_prob.mean()
-        self.step_alpha(self.log_alpha * (entropy - self.target_entropy))  # (6)
+        self.step_alpha(self.alpha.log_alpha * (entropy - self.target_entropy))  # (6)
         metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return Learned(
-            metrics | {"policy/entropy": entropy, "policy/alpha": self.log_alpha.detach().exp()}
-        )
+        return Learned(metrics | {"policy/entropy": entropy, "policy/alpha": self.alpha().detach()})
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss (4), the mean value of the batch, and each row's absolute error in value."""
@@ -187,7 +186,7 @@ class FastSAC:
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.obs.task)
-        base = reward - batch.discount * self.log_alpha.exp() * log_prob  # (1)
+        base = reward - batch.discount * self.alpha() * log_prob  # (1)
         lowest = self.cfg.clipped_double_q
         target = categorical.project_shifted(  # (3)
             logits, base=base, slope=batch.discount, z=self.z, lowest=lowest
@@ -195,13 +194,13 @@ class FastSAC:
         return target if lowest else target.mean(0)
 
     def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss (5), and the log-probabilities of the sampled actions, [B]."""
+        """The loss (5), and the mean entropy."""
         action, log_prob = self.gaussian.sample(obs, noise)
         probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
-        alpha = self.log_alpha.detach().exp()
-        return (alpha * log_prob - q).mean(), log_prob.detach()  # (5)
+        loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
+        return loss, -log_prob.detach().mean()
 
     @torch.no_grad()
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
@@ -217,7 +216,7 @@ class FastSAC:
 
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (4), as an update would find it, with noise that no update draws."""
-        noise = self._draw(torch.Generator(self.z.device).manual_seed(self.updates), batch.obs)
+        noise = Noise(self.updates, self.z.device).normal(batch.reward.shape[0], self.actions)
         loss, _, _ = FastSAC.critic_loss(self, batch, noise)  # not the compiled one
         return loss
 
@@ -227,30 +226,16 @@ class FastSAC:
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         return q if self.reward_scale is None else self.reward_scale.undo(q, obs.task)
 
-    def _draw(self, generator: torch.Generator, obs: Obs) -> Tensor:
-        shape = (obs.actor.shape[0], self.actions)
-        return torch.randn(shape, generator=generator, device=self.z.device)
-
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            name: getattr(self, name).state_dict() for name in self._stateful()
-        }
-        state |= {"updates": self.updates, "log_alpha": self.log_alpha.detach()}
-        return state | {
-            "critic_noise": generator_state(self.critic_noise),
-            "policy_noise": generator_state(self.policy_noise),
-        }
+        kept = {name: getattr(self, name).state_dict() for name in self._stateful()}
+        return kept | {"updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self._stateful():
             getattr(self, name).load_state_dict(state[name])
         self.updates = state["updates"]
-        with torch.no_grad():
-            self.log_alpha.copy_(state["log_alpha"])
-        restore_generator(self.critic_noise, state["critic_noise"])
-        restore_generator(self.policy_noise, state["policy_noise"])
 
     def _stateful(self) -> list[str]:
-        names = ["policy", "critic", "critic_target"]
+        names = ["policy", "critic", "critic_target", "alpha", "critic_noise", "policy_noise"]
         names += ["step_policy", "step_critic", "step_alpha"]
         return names + (["reward_scale"] if self.reward_scale is not None else [])

@@ -24,6 +24,8 @@ class Options:
     """Run folder; by default a new one under runs/."""
     video: bool = True
     """Film the best policy at the end."""
+    seeds: int = 1
+    """Train so many seeds, from --seed on, as one batched computation; each has a run folder of its own."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -34,6 +36,8 @@ def run(args: list[str], imports: list[str]) -> int:
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
+    if options.seeds != 1:
+        return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder))
     result = api.train(recipe, options.folder)
     return finish(result, options.video, [*imports, *([module] if module else [])])
 
@@ -67,6 +71,19 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
             print(f"fleetfoot: no video: {why}", file=sys.stderr)
     print(report(result, film, imports))
     return 0 if result.finished else INTERRUPTED
+
+
+def finish_seeds(results: Sequence[Result]) -> int:
+    """Say what came out of each seed, and of all together."""
+    finished = all(result.finished for result in results)
+    for result in results:
+        print(f"{result.folder}   last {result.last_return:,.1f}, best {result.best_return:,.1f}")
+    last = [result.last_return for result in results]
+    print(f"mean of {len(last)} seeds: last {sum(last) / len(last):,.1f}")
+    if not finished:
+        print("interrupted and saved; each goes on by itself, with a replay that fills anew:")
+        print("  " + command_line("resume", results[0].folder))
+    return 0 if finished else INTERRUPTED
 
 
 def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ TWO_PLAYERS = ("combat", "joust", "maze_craze", "warlords")  # games nobody can 
 @part
 class AtariConfig:
     """One game by its name in Gymnasium's ids (ALE/Pong-v5: Pong). `names()` lists them."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     game: str = "Pong"
     full_actions: bool = False  # all 18 actions instead of those that do something in this game

@@ -10,7 +10,7 @@ import functools
 import math
 import os
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -27,6 +27,8 @@ from fleetfoot.part import UserError, nearest, part
 @part
 class GymConfig:
     """A registered Gymnasium id, also as "module:Id-v0"; `kwargs` go to `gymnasium.make`."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     id: str = "Pendulum-v1"
     asynchronous: bool = False  # one process per copy: pays off where a single step is slow

@@ -11,7 +11,7 @@ is clipped.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import mujoco
 import numpy as np
@@ -35,6 +35,8 @@ Range = tuple[float, float]
 @part
 class MuJoCoConfig:
     """One of Gymnasium's MuJoCo v5 tasks by name. `names()` lists them."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "HalfCheetah-v5"
     threads: int = 0  # of the physics; 0: as many as there are usable cores

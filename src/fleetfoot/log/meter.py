@@ -103,6 +103,11 @@ class Log:
                 self._sums[key] = torch.zeros(len(pairs), dtype=wide, device=device)
             self._sums[key] += values
 
+    def add_total(self, name: str, total: float, count: float) -> None:
+        """Take in `count` measurements at once, by their sum."""
+        self._totals[name] += total
+        self._counts[name] += count
+
     def flush(
         self, counters: Counters, extra: Mapping[str, float] | None = None
     ) -> dict[str, float]:

@@ -101,9 +101,13 @@ class Uniform:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def draw(self, rows: int, ring: Rows) -> Drawn:
-        # float64: float32 has too few steps to reach every row of a large ring equally often.
-        u = torch.rand(2, rows, generator=self.generator, device=self.device, dtype=torch.float64)
-        return Drawn(*ring.anywhere(u), torch.ones(rows, device=self.device))
+        return Drawn(*ring.anywhere(self.shares(rows)), torch.ones(rows, device=self.device))
+
+    def shares(self, rows: int) -> Tensor:
+        """[2, B], uniform on [0, 1). float64: float32 has too few steps to reach every row of a large ring."""
+        return torch.rand(
+            2, rows, generator=self.generator, device=self.device, dtype=torch.float64
+        )
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
         """There are no priorities."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fleetfoot.agents.agent import Agent, DiagnosedAgent
 from fleetfoot.checkpoint import Checkpoint
-from fleetfoot.data import Obs, Transition
+from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Belief, Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
@@ -311,22 +311,42 @@ class Run(Learning):
     episodes: EpisodeStats
 
     @classmethod
-    def build(cls, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Self:
-        """Build everything from the recipe; then, if there is a state, put every part into it."""
+    def build(
+        cls,
+        recipe: Recipe,
+        folder: Path,
+        state: dict[str, Any] | None,
+        make_replay: Callable[[EnvSpec], Replay] | None = None,
+    ) -> Self:
+        """Build everything from the recipe; then, if there is a state, put every part into it. `make_replay`: where
+        the replay is not this run's own."""
         ranks = here()
         with ranks.agreeing():
-            return cls._build(recipe, folder, state, ranks)
+            return cls._build(recipe, folder, state, ranks, make_replay)
+
+    @classmethod
+    def env_device(cls, recipe: Recipe, device: torch.device) -> torch.device:
+        """Where the environments hand out what they see."""
+        return device
 
     @classmethod
     def _build(
-        cls, recipe: Recipe, folder: Path, state: dict[str, Any] | None, ranks: Ranks
+        cls,
+        recipe: Recipe,
+        folder: Path,
+        state: dict[str, Any] | None,
+        ranks: Ranks,
+        make_replay: Callable[[EnvSpec], Replay] | None,
     ) -> Self:
         share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
         device = share.torch_device()
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # whose streams everything else means
         torch.set_num_threads(share.threads or usable_cores())
-        env = recipe.env.build(share.num_envs, seeds.env, device)
+        env = recipe.env.build(share.num_envs, seeds.env, cls.env_device(recipe, device))
+        make = make_replay or partial(
+            share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
+        )
         agent = recipe.agent.build(
             joint_spec(env.spec, ranks),
             gamma=recipe.gamma,
@@ -345,9 +365,7 @@ class Run(Learning):
             obs=env.reset(),
             agent=agent,
             explorer=share.explorer.build(env.spec, seed=seeds.explorer, device=device),
-            replay=share.replay.build(
-                env.spec, gamma=recipe.gamma, seed=seeds.replay, device=device
-            ),
+            replay=make(env.spec),
             pace=recipe.pace.build(),
             evaluator=None,
             checkpoint=None,

@@ -1,0 +1,78 @@
+"""One replay for several seeds: each draws from its own columns, with its own random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfoot.data import Batch, Obs
+from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.samplers import Drawn, Uniform
+
+
+class SeedsUniform:
+    """Rows of seed s come from columns s N to (s + 1) N - 1 of the ring, as `Uniform` alone would draw them."""
+
+    capturable = True
+
+    def __init__(self, samplers: list[Uniform], columns: int):
+        self.samplers, self.columns = samplers, columns  # of one seed
+        self.first = columns * torch.arange(len(samplers), device=samplers[0].device)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [sampler.generator for sampler in self.samplers]
+
+    def draw(self, rows: int, ring: Ring) -> Drawn:
+        u = torch.stack([sampler.shares(rows) for sampler in self.samplers], dim=1)  # [2, S, B]
+        age = (u[0] * ring.filled).long()
+        column = (u[1] * self.columns).long() + self.first.unsqueeze(1)
+        weight = torch.ones(age.numel(), device=age.device)
+        return Drawn(age.flatten(), column.flatten(), weight)
+
+    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+        """There are no priorities."""
+
+    def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
+        """There are no priorities."""
+
+    def readable(self, ring: Ring) -> int:
+        return ring.stored
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): sampler.state_dict() for i, sampler in enumerate(self.samplers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for i, sampler in enumerate(self.samplers):
+            sampler.load_state_dict(state[str(i)])
+
+
+class SeedsReplay(Replay):
+    """Batches are [B, S, ...]: `rows` for each seed."""
+
+    sampler: SeedsUniform
+
+    def gather(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
+        seeds = len(self.sampler.samplers)
+
+        def split(x: Tensor) -> Tensor:
+            return x.view(seeds, -1, *x.shape[1:]).transpose(0, 1)
+
+        def seen(obs: Obs) -> Obs:
+            actor = split(obs.actor)
+            critic = actor if obs.critic is obs.actor else split(obs.critic)
+            return Obs(actor, critic, None if obs.task is None else split(obs.task))
+
+        flat = super().gather(age, column, weight)
+        return Batch(
+            obs=seen(flat.obs),
+            action=split(flat.action),
+            reward=split(flat.reward),
+            discount=split(flat.discount),
+            next_obs=seen(flat.next_obs),
+            weight=split(flat.weight),
+            row_id=split(flat.row_id),
+        )

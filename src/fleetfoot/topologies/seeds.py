@@ -1,0 +1,235 @@
+"""Several seeds of one recipe in one process, as one batched computation: `synchronous`, S times at once.
+
+Every seed has its own environments, random numbers, log, evaluation and checkpoints, in a folder of its own, and learns
+what it would learn alone; only the work is shared. Weights are [S, ...] (see `fleetfoot.stack`), the replay is one ring
+whose columns belong to one seed after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfoot.data import EnvSpec, Obs, Transition
+from fleetfoot.envs.joined import Joined
+from fleetfoot.explore import AsSampled
+from fleetfoot.log import EpisodeStats
+from fleetfoot.log.seeds import SeedsMeter
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Recipe, Result
+from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.samplers import Uniform, UniformConfig
+from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform
+from fleetfoot.speed import learner
+from fleetfoot.stack import stack
+from fleetfoot.topologies.run import Interrupt, Run
+from fleetfoot.topologies.synchronous import SynchronousConfig
+
+
+@dataclass(kw_only=True)
+class SeedRun(Run):
+    """One of the seeds. The replay is all seeds' own, so it is not saved: a run that goes on alone fills a new one."""
+
+    @classmethod
+    def env_device(cls, recipe: Recipe, device: torch.device) -> torch.device:
+        # What comes from the CPU travels to the device for all seeds at once.
+        return torch.device("cpu") if getattr(recipe.env, "on_host", False) else device
+
+    def tally(self) -> None:
+        """Its counts come from the meter of all seeds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        del state["replay"]
+        return state
+
+
+def train_seeds(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
+    check(recipe)
+    with ExitStack() as stack_of_runs:
+        shared: list[Replay] = []
+        runs: list[SeedRun] = []
+
+        def make_replay(spec: EnvSpec) -> Replay:
+            if not shared:
+                shared.append(joint_replay(recipe, spec, seeds))
+            return shared[0]
+
+        for seed, folder in zip(seeds, folders, strict=True):
+            log = recipe.log if not runs else replace(recipe.log, console=False)  # one is watched
+            own = replace(recipe, seed=seed, log=log)
+            runs.append(SeedRun.build(own, folder, None, make_replay))
+            stack_of_runs.callback(runs[-1].close)
+        return Together(runs).train()
+
+
+def check(recipe: Recipe) -> None:
+    """UserError where the seeds of this recipe cannot learn as one."""
+
+    def refuse(why: str) -> UserError:
+        return UserError(
+            f"the seeds of {recipe.name} cannot be trained as one: {why}. Train them one after the other, with --seed."
+        )
+
+    if not isinstance(recipe.topology, SynchronousConfig) or recipe.topology.overlap:
+        raise refuse("that needs SynchronousConfig without overlap")
+    if not isinstance(recipe.replay.sampler, UniformConfig):
+        raise refuse("that needs uniform sampling")
+
+
+def joint_replay(recipe: Recipe, spec: EnvSpec, seeds: Sequence[int]) -> Replay:
+    """A ring with the columns of all seeds, each as long as it would be alone."""
+    count, device = len(seeds), recipe.torch_device()
+    wide = replace(
+        spec, num_envs=count * spec.num_envs, task_ids=spec.task_ids * count, device=device
+    )
+    cfg = replace(
+        recipe.replay, capacity=recipe.replay.rows(spec) * wide.num_envs, capacity_gib=None
+    )
+    whole = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device)
+    own = [Uniform(replace(recipe, seed=seed).seeds().replay, device) for seed in seeds]
+    return SeedsReplay(cfg, whole.ring, SeedsUniform(own, spec.num_envs), recipe.gamma)
+
+
+class Together:
+    def __init__(self, runs: list[SeedRun]):
+        self.runs, self.first = runs, runs[0]
+        self.recipe, self.replay = self.first.recipe, self.first.replay
+        self.device, self.columns = self.first.device, self.first.recipe.num_envs
+        self.env = Joined([run.env for run in runs], self.device)
+        self.meter = SeedsMeter()
+        self.episodes = EpisodeStats(self.columns, self.device, seeds=len(runs))
+        for at, run in enumerate(runs):
+            run.clock = self.first.clock
+            run.episodes.returns, run.episodes.lengths = (
+                self.episodes.returns[at],
+                self.episodes.lengths[at],
+            )
+            run.episodes.ended = self.episodes.ended[:, at]
+        self.explorers: list[AsSampled] = []
+        for run in runs:
+            if not isinstance(run.explorer, AsSampled):
+                raise UserError(
+                    f"the seeds of {self.recipe.name} cannot be trained as one: that needs a policy that samples by "
+                    "itself (AsSampledConfig). Train them one after the other, with --seed."
+                )
+            self.explorers.append(run.explorer)
+        whole = self.recipe.agent.build(
+            self.first.env.spec,
+            gamma=self.recipe.gamma,
+            total_updates=self.recipe.total_updates(),
+            seed=0,
+            device=self.device,
+        )
+        self.agent = stack(whole, [run.agent for run in runs])
+
+    def train(self) -> list[Result]:
+        total = self.recipe.total_vec_steps
+        learn = learner(
+            self.agent,
+            self.replay,
+            self.recipe.batch_size,
+            precision=self.recipe.precision,
+            mode=self.recipe.execution,
+            device=self.device,
+            split=self.first.split,
+        )
+        obs = self.env.join([run.obs for run in self.runs])
+        with Interrupt() as interrupt:
+            while self.first.vec_steps < total and not interrupt.stops(self.first.vec_steps):
+                obs = self.collect(obs)
+                owed, *_ = [run.pace.owed() for run in self.runs]
+                with nullcontext() if learn.ready(owed) else self.first.compiling():
+                    learn.start(owed)
+                self.meter.add({k: v.expand(len(self.runs)) for k, v in learn.join().items()})
+                self.bookkeep(owed, last=self.first.vec_steps == total)
+            if interrupt.agreed:
+                self.meter.hand_out([run.log for run in self.runs])
+                for run in self.runs:
+                    run.interrupted()
+        return [run.result(finished=self.first.vec_steps >= total) for run in self.runs]
+
+    def collect(self, obs: Obs) -> Obs:
+        """One vec step of all seeds; returns what to act on next."""
+        split = self.first.split
+        with split("act"):
+            action = self.act(obs)
+        with split("simulate"):
+            step = self.env.step(action)
+        fresh = Transition(
+            obs, action, step.reward, step.terminated, step.truncated, step.next_obs, step.info
+        )
+        with split("append"):
+            for at, run in enumerate(self.runs):
+                run.agent.observe(self.of(fresh, at))
+            self.replay.append(fresh)
+        self.note(fresh)
+        return step.obs
+
+    @torch.no_grad()
+    def act(self, obs: Obs) -> Tensor:
+        random = [explorer.random for explorer in self.explorers]
+        at_start = [each.at_start() for each in random]  # each must be asked: they count
+        if at_start[0]:
+            return torch.cat([each.uniform() for each in random])
+        noise = torch.stack([each.normal() for each in random])
+        action: Tensor = self.agent.behaviour(self.apart(obs), noise)
+        return action.float().clamp_(-1.0, 1.0).flatten(0, 1)
+
+    def apart(self, obs: Obs) -> Obs:
+        """[S N, ...] -> [S, N, ...]."""
+
+        split = self.split
+        actor = split(obs.actor)
+        critic = actor if obs.critic is obs.actor else split(obs.critic)
+        return Obs(actor, critic, None if obs.task is None else split(obs.task))
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(len(self.runs), self.columns, *x.shape[1:])
+
+    def of(self, fresh: Transition, seed: int) -> Transition:
+        """The rows of one seed."""
+        rows = slice(seed * self.columns, (seed + 1) * self.columns)
+
+        def seen(obs: Obs) -> Obs:
+            actor = obs.actor[rows]
+            critic = actor if obs.critic is obs.actor else obs.critic[rows]
+            return Obs(actor, critic, None if obs.task is None else obs.task[rows])
+
+        return Transition(
+            seen(fresh.obs),
+            fresh.action[rows],
+            fresh.reward[rows],
+            fresh.terminated[rows],
+            fresh.truncated[rows],
+            seen(fresh.next_obs),
+            {},
+        )
+
+    def note(self, fresh: Transition) -> None:
+        split, ended = self.split, fresh.terminated | fresh.truncated
+        self.episodes.update(split(fresh.reward), split(ended))
+        magnitude = split(fresh.next_obs.actor.float().abs().flatten(1).mean(1)).mean(1)
+        found = {"env/obs_magnitude": magnitude, "env/reward": split(fresh.reward).mean(1)}
+        told = {name: split(value.float()).mean(1) for name, value in fresh.info.items()}
+        self.meter.add(found | told)
+        for run in self.runs:
+            run.vec_steps += 1
+
+    def bookkeep(self, owed: int, *, last: bool) -> None:
+        for run in self.runs:
+            run.updates += owed
+            run.agent.updates = self.agent.updates
+        if not self.first.due(last=last):
+            self.first.split.next_vec_step()
+            return
+        self.meter.add(self.episodes.metrics())
+        self.meter.hand_out([run.log for run in self.runs])
+        for run in self.runs:
+            run.bookkeep(last=last)
