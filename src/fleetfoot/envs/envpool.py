@@ -12,8 +12,11 @@ What is done here because EnvPool (version 1.2.5) does otherwise:
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
@@ -29,6 +32,7 @@ from fleetfoot.envs.mujoco_physics import usable_cores
 from fleetfoot.part import UserError, nearest, part
 
 UNBOUNDED = 1e9  # EnvPool writes an action without bounds as one with huge ones
+PICTURE = (480, 360)  # width and height
 SUCCESS = ("info:success", "info:solved")  # Meta-World's name and MyoSuite's
 
 
@@ -86,7 +90,10 @@ class TaskKind:
                 "`fleetfoot list envpool` names them all."
             )
         self.task = task
-        family = envpool.registration.registry.specs[task][0].rpartition(".")[2]
+        module: str = envpool.registration.registry.specs[task][0]
+        family = module.rpartition(".")[2]
+        self.mujoco = module.startswith("envpool.mujoco.")
+        self.camera = 0 if family == "dmc" else -1  # dm_control's first camera goes with the robot
         # As in MT1, MT10 and the goal-observable environments of the papers; EnvPool's default hides the goal.
         visible = {"partially_observable": False} if family == "metaworld" else {}
         self.kwargs = visible | kwargs
@@ -222,6 +229,12 @@ class Pool:
         if len(ids):
             self.envs._reset(ids)
 
+    def draw(self, index: int) -> NDArray[np.uint8]:
+        if self.kind.mujoco:
+            _check_gl()
+        ids = np.array([index], dtype=np.int32)
+        return np.array(self.envs._render(ids, *PICTURE, self.kind.camera)[0], dtype=np.uint8)
+
     def receive(self, seen: Seen, reset: bool = False) -> None:
         """Write the answers to what was sent last. EnvPool gives them in the order of the ids."""
         rows = self.sent
@@ -283,6 +296,8 @@ class EnvPoolEnv:
             num_envs=num_envs,
             obs_shape=self.obs_shape,
             critic_shape=None if one.critic_size is None else (one.critic_size,),
+            # So it is in each of Playground's tasks: what the critic sees begins with what the actor sees.
+            critic_prefix=0 if one.critic_size is None else one.obs_shape[0],
             obs_dtype=torch.uint8 if one.image else torch.float32,
             action=max((kind.action for kind in kinds), key=_size),
             device=device,
@@ -339,7 +354,11 @@ class EnvPoolEnv:
         )
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        raise UserError(f"{self.spec.name} cannot be drawn.")
+        every = len(self.kinds)
+        try:
+            return self.pools[index % every].draw(index // every)
+        except UserError as why:
+            raise UserError(f"{self.spec.name} cannot be drawn here: {why}") from None
 
     def close(self) -> None:
         self.pools = []  # EnvPool's destructor ends the threads
@@ -390,7 +409,30 @@ def _size(action: Action) -> int:
     return action.size if isinstance(action, Continuous) else action.count
 
 
+def _check_gl() -> None:
+    """EnvPool's MuJoCo ends the process where OpenGL does not work, so that is found out before it is asked."""
+    from fleetfoot.envs.render import backend
+
+    if (gl := backend()) not in ("egl", "native"):
+        raise UserError(f"EnvPool draws with EGL, and what works here is {gl}.")
+    if gl == "egl" and not _load_egl():
+        raise UserError("EnvPool was imported before fleetfoot, without the system's EGL.")
+
+
+@functools.cache
+def _load_egl() -> bool:
+    """Let EnvPool find the system's EGL. Too late once EnvPool is there: it brings another that MuJoCo would mix in."""
+    if "envpool" in sys.modules or sys.platform != "linux":
+        return False
+    try:
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
+
+
 def _load() -> Any:
+    _load_egl()
     try:
         return importlib.import_module("envpool")
     except ImportError:
