@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 from fleetfoot.part import UserError, nearest
 from fleetfoot.recipe import Recipe
-from fleetfoot.recipes import apex_dpg, apex_dqn, ddpg, dqn, fast_sac, fast_td3, gorila_dqn, pql
+from fleetfoot.recipes import (
+    apex_dpg,
+    apex_dqn,
+    bro,
+    ddpg,
+    dqn,
+    fast_sac,
+    fast_td3,
+    gorila_dqn,
+    pql,
+)
 
 DEFAULT = "fast_td3/halfcheetah"
 
@@ -19,6 +29,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **apex_dpg.RECIPES,
     **gorila_dqn.RECIPES,
     **pql.RECIPES,
+    **bro.RECIPES,
 }
 
 
