@@ -21,9 +21,9 @@ One update is (1) to (8) in this order. The spread in (1), (5) and (6) is taken 
 optimist explores with sampled actions, the greedy policy is evaluated. Without an `optimist` (BRO minimal), the policy
 explores, and (6) and (8) fall away.
 
-Deviations: [1] observations may be normalised (`normalize_obs`, off as published). [2] A constant is left out of the
-omega loss, which has the same gradient. [3] All resets return to the same initial weights; so does the published code,
-which starts each time from the same seed.
+Deviations: [1] observations may be normalised, and rewards scaled (both off, as published). [2] A constant is left out
+of the omega loss, which has the same gradient. [3] All resets return to the same initial weights; so does the published
+code, which starts each time from the same seed.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class BROConfig:
     pessimism: float = 0.0
     """Share of the critics' spread that targets and the policy leave out."""
     tau: float = 0.005
+    reward_scale: float = 1.0
+    """Rewards are learned times this; the temperature and the Huber loss expect about 1 per step."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
@@ -187,25 +189,29 @@ class BRO:
             self.initial.restore_()
 
     def update(self, batch: Batch) -> Learned:
-        rows = batch.reward.shape[0]
-        loss, found, td_error = self.critic_loss(
-            batch, self.critic_noise.normal(rows, self.actions)
-        )
-        found = found | {"critic/grad_norm": self.step_critic(loss)}
+        learned = self.update_critic(batch)
+        return Learned(learned.metrics | self.update_actors(batch.obs), learned.td_error)
+
+    def update_critic(self, batch: Batch) -> Learned:
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
+        loss, found, td_error = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
+        return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
+
+    def update_actors(self, obs: Obs) -> Metrics:
+        shape = (obs.actor.shape[0], self.actions)
         with frozen(self.critic):
-            noise = self.policy_noise.normal(rows, self.actions)
-            loss, more = self.policy_loss(batch.obs, noise)
-            found = found | more | {"policy/grad_norm": self.step_policy(loss)}
+            loss, found = self.policy_loss(obs, self.policy_noise.normal(*shape))
+            found = found | {"policy/grad_norm": self.step_policy(loss)}
             if self.optimist is not None:
-                noise = self.optimist_noise.normal(rows, self.actions)
-                loss, more = self.optimist_loss(batch.obs, noise)
+                loss, more = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
                 found = found | more | {"optimist/grad_norm": self.step_optimist(loss)}
         self.step_alpha(self.alpha_loss(found["policy/entropy"]))
         if self.optimist is not None:
             self.step_adjusters(self.adjuster_loss(found["optimist/kl"]))
-        return Learned(found, td_error)
+        return found
 
     def pattern(self, count: int) -> Pattern:
         return (True,) * count
@@ -230,7 +236,8 @@ class BRO:
         theta = self.critic_target(batch.next_obs, action).float()
         value = bound(theta, -self.cfg.pessimism)  # (1) [B, K]
         soft = value - (self.alpha() * log_prob).unsqueeze(-1)
-        return batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft  # (2)
+        reward = self.cfg.reward_scale * batch.reward
+        return reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft  # (2)
 
     def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
         """The loss (5), and metrics."""

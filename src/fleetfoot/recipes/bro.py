@@ -51,11 +51,13 @@ def pendulum(name: str, agent: BROConfig) -> Recipe:
     delta = DeltaConfig(net=replace(small, head_gain=0.01, head_bias=False))
     agent = replace(
         agent,
-        quantiles=25,
-        resets=(1_001,) if agent.resets else (),
+        quantiles=20,
+        tau=0.01,
+        reward_scale=0.1,
+        resets=(751,) if agent.resets else (),
         optimist=None if agent.optimist is None else delta,
         policy_net=small,
-        critic_net=BroNetConfig(width=128, blocks=1),
+        critic_net=small,
         policy_optim=optim,
         critic_optim=optim,
         optimist_optim=optim,
@@ -64,16 +66,16 @@ def pendulum(name: str, agent: BROConfig) -> Recipe:
         name=name,
         env=TensorConfig(task="pendulum"),
         agent=agent,
-        explorer=AsSampledConfig(random_vec_steps=500),
+        explorer=AsSampledConfig(random_vec_steps=250),
         replay=ReplayConfig(capacity=100_000),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=500),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=250),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=1_000, episodes=16),
+        evaluation=EvaluationConfig(every_vec_steps=1_000, episodes=10),
         log=LogConfig(every_vec_steps=100),
         checkpoint=CheckpointConfig(every_vec_steps=1_000),
         num_envs=1,
         batch_size=128,
-        total_vec_steps=4_000,
+        total_vec_steps=3_000,
     )
 
 
