@@ -56,6 +56,7 @@ OWN_PARTS = (
     "fleetfoot.recipes",
     "fleetfoot.explore",
     "fleetfoot.nn.mlp",
+    "fleetfoot.nn.pessimism",
     "fleetfoot.nn.simba",
     "fleetfoot.envs.mujoco",
     "fleetfoot.envs.gym",

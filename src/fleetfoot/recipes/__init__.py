@@ -16,6 +16,7 @@ from fleetfoot.recipes import (
     fast_td3,
     gorila_dqn,
     pql,
+    sac,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -30,6 +31,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **gorila_dqn.RECIPES,
     **pql.RECIPES,
     **bro.RECIPES,
+    **sac.RECIPES,
 }
 
 
@@ -39,6 +41,8 @@ def names() -> list[str]:
 
 def get(name: str) -> Recipe:
     """The recipe of this name; change it with `dataclasses.replace`."""
+    if name.startswith("sac/"):  # a family too large to list
+        return sac.find(name)
     if name not in _RECIPES:
         raise UserError(
             f"there is no recipe named {name!r}.{nearest(name, _RECIPES)} "
