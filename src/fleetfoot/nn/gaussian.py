@@ -35,7 +35,8 @@ class Gaussian(nn.Module):
         self.net = net.build(encoder.size, 2 * actions)
         if head_gains is not None:
             head = self.net.get_submodule("head")
-            assert isinstance(head, Linear) and head.bias is not None
+            assert isinstance(head, Linear)
+            assert head.bias is not None
             with torch.no_grad():
                 for half, gain in zip(head.weight.chunk(2, dim=-1), head_gains, strict=True):
                     orthogonal_(fresh := torch.empty(half.shape), gain)

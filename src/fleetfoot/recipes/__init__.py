@@ -10,6 +10,7 @@ from fleetfoot.recipes import (
     apex_dpg,
     apex_dqn,
     bro,
+    dac,
     ddpg,
     dqn,
     fast_sac,
@@ -31,6 +32,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **gorila_dqn.RECIPES,
     **pql.RECIPES,
     **bro.RECIPES,
+    **dac.RECIPES,
     **sac.RECIPES,
 }
 

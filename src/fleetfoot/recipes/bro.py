@@ -14,7 +14,7 @@ from fleetfoot.explore import AsSampledConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.optimist import DeltaConfig
-from fleetfoot.optim import AdamWConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
@@ -45,37 +45,39 @@ def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: 
 
 
 def pendulum(name: str, agent: BROConfig) -> Recipe:
-    """The tensor pendulum with small networks, replay ratio 2, learning rates of 1e-3 and one reset on the way."""
+    """The tensor pendulum with small networks, replay ratio 2, higher learning rates and one reset on the way."""
     optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     delta = DeltaConfig(net=replace(small, head_gain=0.01, head_bias=False))
     agent = replace(
         agent,
         quantiles=20,
-        tau=0.01,
+        tau=0.02,
         reward_scale=0.1,
-        resets=(751,) if agent.resets else (),
+        alpha=0.1,
+        resets=(1_001,) if agent.resets else (),
         optimist=None if agent.optimist is None else delta,
         policy_net=small,
-        critic_net=small,
+        critic_net=BroNetConfig(width=128, blocks=1),
         policy_optim=optim,
         critic_optim=optim,
         optimist_optim=optim,
+        alpha_optim=AdamConfig(lr=3e-3, beta1=0.5),
     )
     return Recipe(
         name=name,
         env=TensorConfig(task="pendulum"),
         agent=agent,
-        explorer=AsSampledConfig(random_vec_steps=250),
+        explorer=AsSampledConfig(random_vec_steps=500),
         replay=ReplayConfig(capacity=100_000),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=250),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=500),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=1_000, episodes=10),
+        evaluation=EvaluationConfig(every_vec_steps=500, episodes=10),
         log=LogConfig(every_vec_steps=100),
         checkpoint=CheckpointConfig(every_vec_steps=1_000),
         num_envs=1,
         batch_size=128,
-        total_vec_steps=3_000,
+        total_vec_steps=5_000,
     )
 
 
