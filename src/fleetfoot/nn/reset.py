@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Restartable(Protocol):
@@ -34,7 +34,7 @@ class Initial:
         for stepper in self.steppers:
             stepper.restart_()
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def _parameters(self) -> list[Tensor]:
         return [parameter for module in self.modules for parameter in module.parameters()]
 
 

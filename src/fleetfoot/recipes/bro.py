@@ -45,7 +45,7 @@ def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: 
 
 
 def pendulum(name: str, agent: BROConfig) -> Recipe:
-    """The tensor pendulum with small networks, replay ratio 2, higher learning rates and one reset on the way."""
+    """The tensor pendulum on a CPU: small networks, higher learning rates, four environments, one early reset."""
     optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     delta = DeltaConfig(net=replace(small, head_gain=0.01, head_bias=False))
@@ -58,7 +58,7 @@ def pendulum(name: str, agent: BROConfig) -> Recipe:
         resets=(1_001,) if agent.resets else (),
         optimist=None if agent.optimist is None else delta,
         policy_net=small,
-        critic_net=BroNetConfig(width=128, blocks=1),
+        critic_net=small,
         policy_optim=optim,
         critic_optim=optim,
         optimist_optim=optim,
@@ -68,16 +68,16 @@ def pendulum(name: str, agent: BROConfig) -> Recipe:
         name=name,
         env=TensorConfig(task="pendulum"),
         agent=agent,
-        explorer=AsSampledConfig(random_vec_steps=500),
+        explorer=AsSampledConfig(random_vec_steps=100),
         replay=ReplayConfig(capacity=100_000),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=500),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=100),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=500, episodes=10),
-        log=LogConfig(every_vec_steps=100),
-        checkpoint=CheckpointConfig(every_vec_steps=1_000),
-        num_envs=1,
+        evaluation=EvaluationConfig(every_vec_steps=250, episodes=10),
+        log=LogConfig(every_vec_steps=50),
+        checkpoint=CheckpointConfig(every_vec_steps=500),
+        num_envs=4,
         batch_size=128,
-        total_vec_steps=5_000,
+        total_vec_steps=1_250,
     )
 
 
@@ -91,7 +91,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: dm_control("bro/quadruped-run", "QuadrupedRun-v1", FULL, 10, 1_000_000),
     ),
     "bro/pendulum": (
-        "pendulum swing-up written in torch, one environment",
+        "pendulum swing-up written in torch",
         lambda: pendulum("bro/pendulum", FULL),
     ),
     "bro_fast/walker-run": (
