@@ -40,7 +40,7 @@ def dm_control(name: str, task: str) -> Recipe:
 
 
 def pendulum() -> Recipe:
-    """The tensor pendulum on a CPU: small networks, higher learning rates, four environments, the optimist renewed once."""
+    """The tensor pendulum on a CPU: small networks, higher learning rates, four environments."""
     net, optim = MLPConfig(hidden=(64, 64), start="orthogonal"), AdamConfig(lr=1e-3)
     agent = DACConfig(
         tau=0.02,
