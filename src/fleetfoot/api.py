@@ -57,11 +57,13 @@ OWN_PARTS = (
     "fleetfoot.recipes",
     "fleetfoot.explore",
     "fleetfoot.nn.mlp",
+    "fleetfoot.nn.pessimism",
     "fleetfoot.nn.simba",
     "fleetfoot.envs.mujoco",
     "fleetfoot.envs.gym",
     "fleetfoot.envs.tensor",
     "fleetfoot.envs.atari",  # without ale-py too: only building needs it
+    "fleetfoot.envs.envpool",  # nor EnvPool for this
     "fleetfoot.envs.playground",  # and this one without JAX
     "fleetfoot.envs.mjlab",  # without mjlab too
     "fleetfoot.envs.isaac_lab",

@@ -269,6 +269,15 @@ class LocalStepper:
         if end is not None and end != self.cfg.lr:
             self.lr.copy_(cosine(self.cfg.lr, end, steps / self.total_steps))
 
+    @torch.no_grad()
+    def restart_(self) -> None:
+        """Forget every step made: running means and the schedule begin anew, in place. The weights stay."""
+        for kept in self.optimizer.state.values():
+            for value in kept.values():
+                value.zero_()
+        self.steps.zero_()
+        self._schedule(self.steps)
+
     def state_dict(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()["state"]
         return {"optimizer": state, "steps": self.steps}

@@ -127,6 +127,7 @@ def extras() -> list[Finding]:
     ]
     optional = [
         ("Atari games", "ale-py", "atari"),
+        ("EnvPool", "envpool", "envpool"),
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),

@@ -15,8 +15,11 @@ from fleetfoot.part import UserError
 class Options:
     """The recipes and the environments there are."""
 
-    what: tyro.conf.Positional[Literal["all", "recipes", "environments", "playground"]] = "all"
-    """What to list. The tasks of MuJoCo Playground are apart: naming them takes seconds, for JAX has to load."""
+    what: tyro.conf.Positional[
+        Literal["all", "recipes", "environments", "playground", "envpool"]
+    ] = "all"
+    """What to list. The tasks of MuJoCo Playground are apart: naming them takes seconds, for JAX has to load.
+    So are the 1,651 of EnvPool."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -27,11 +30,14 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import atari, gym, mjlab, mujoco, playground, tensor
+    from fleetfoot.envs import atari, envpool, gym, mjlab, mujoco, playground, tensor
 
     console = Console()
     if options.what == "playground":
         console.print("\n".join(playground.names()), highlight=False)
+        return 0
+    if options.what == "envpool":
+        console.print("\n".join(envpool.names()), highlight=False)
         return 0
     if options.what != "environments":
         table = Table(title="recipes (fleetfoot train NAME)", title_justify="left", box=None)
@@ -59,6 +65,12 @@ def run(args: list[str], imports: list[str]) -> int:
         some = "T1JoystickFlatTerrain, G1JoystickRoughTerrain, Go1Getup, CartpoleBalance"
         table.add_row(
             "PlaygroundConfig", "--env.task", f"{some}, ... (fleetfoot list playground names all)"
+        )
+        some = (
+            "WalkerRun-v1, DogRun-v1, MetaWorld/Reach-v3, MuJoCoPlayground/T1JoystickFlatTerrain-v1"
+        )
+        table.add_row(
+            "EnvPoolConfig", "--env.task", f"{some}, ... (fleetfoot list envpool names all)"
         )
         try:
             tasks = ", ".join(mjlab.names())

@@ -1,20 +1,36 @@
-"""Plain multi-layer perceptrons, and their SimNorm variant."""
+"""Plain multi-layer perceptrons and what regularises them, and their SimNorm variant."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.nn.linear import LayerNorm, Linear
+from fleetfoot.nn.linear import LayerNorm, Linear, orthogonal_
 from fleetfoot.nn.network import Network
+from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.part import UserError, part
 
-Activation: TypeAlias = Literal["relu", "elu", "tanh"]
+Activation: TypeAlias = Literal["relu", "elu", "tanh", "crelu"]
+Start: TypeAlias = Literal["torch", "orthogonal"]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
+
+class CReLU(nn.Module):
+    """[relu(x), relu(-x)]: twice as wide as its input, and half of it is always active (arXiv 2303.07507)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x.relu(), (-x).relu()], dim=-1)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "tanh": nn.Tanh,
+    "crelu": CReLU,
+}
 
 
 def hidden_layers(
@@ -23,6 +39,7 @@ def hidden_layers(
     layer_norm: bool,
     activation: tuple[Activation, ...],
     members: int | None,
+    spectral_norm: bool = False,
 ) -> nn.Sequential:
     """Linear layer, LayerNorm if asked for, activation: once per width. One activation serves all layers."""
     names = activation * len(hidden) if len(activation) == 1 else activation
@@ -32,12 +49,17 @@ def hidden_layers(
             f"activation must be one of {', '.join(ACTIVATIONS)}, or one for each of {len(hidden)} hidden layers, "
             f"not {', '.join(activation) or 'none'}."
         )
+    kind = SpectralLinear if spectral_norm else Linear
     layers: list[nn.Module] = []
-    for (width_in, width_out), name in zip(pairwise((inputs, *hidden)), names, strict=False):
+    for (width_in, width), name in zip(pairwise((inputs, *hidden)), names, strict=False):
+        if name == "crelu" and width % 2:
+            raise UserError(f"crelu gives two features per unit, so widths are even, not {width}.")
+        # Widths count features: a layer with CReLU has half as many units, and the next layer sees as much as ever.
+        units = width // 2 if name == "crelu" else width
         at_once = name == "relu" and not layer_norm
-        layers.append(Linear(width_in, width_out, members, relu=at_once))
+        layers.append(kind(width_in, units, members, relu=at_once))
         if layer_norm:
-            layers.append(LayerNorm(width_out, members))
+            layers.append(LayerNorm(units, members))
         if not at_once:
             layers.append(ACTIVATIONS[name]())
     return nn.Sequential(*layers)
@@ -59,9 +81,14 @@ class MLPConfig:
     layer_norm: bool = False
     """LayerNorm between each hidden layer and its activation."""
     activation: tuple[Activation, ...] = ("relu",)
-    """relu, elu or tanh: one for all hidden layers, or one for each."""
+    """relu, elu, tanh or crelu: one for all hidden layers, or one for each. `hidden` counts features after the
+    activation: with crelu, which makes two of each unit, a layer has half as many units."""
     head_std: float | None = None
     """Start the output layer at N(0, head_std^2) with zero bias, instead of as torch's Linear does."""
+    spectral_norm: bool = False
+    """Divide the weights of each hidden layer by their largest singular value."""
+    start: Start = "torch"
+    """orthogonal: all weights orthogonal with gain sqrt 2, all biases zero."""
 
     def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
         return MLP(self, inputs, outputs, members)
@@ -70,12 +97,34 @@ class MLPConfig:
 class MLP(Network):
     def __init__(self, cfg: MLPConfig, inputs: int, outputs: int, members: int | None):
         super().__init__()
-        self.body = hidden_layers(inputs, cfg.hidden, cfg.layer_norm, cfg.activation, members)
+        self.cfg = cfg
+        self.body = hidden_layers(
+            inputs, cfg.hidden, cfg.layer_norm, cfg.activation, members, cfg.spectral_norm
+        )
         self.head = _head((inputs, *cfg.hidden)[-1], outputs, members, cfg.head_std)
+        if cfg.start == "orthogonal":
+            for layer in self.body:
+                if isinstance(layer, Linear):
+                    start_orthogonal_(layer)
+            if cfg.head_std is None:
+                start_orthogonal_(self.head)
+        self.constrain_()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(x))
         return out
+
+    def constrain_(self) -> None:
+        for layer in self.body:
+            if isinstance(layer, SpectralLinear):
+                layer.iterate_()
+
+
+@torch.no_grad()
+def start_orthogonal_(layer: Linear, gain: float = math.sqrt(2.0)) -> None:
+    orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        layer.bias.zero_()
 
 
 @part

@@ -15,5 +15,9 @@ class Temperature(nn.Module):
         super().__init__()
         self.log_alpha = nn.Parameter(torch.tensor(math.log(start)))
 
+    def __call__(self) -> Tensor:
+        alpha: Tensor = super().__call__()
+        return alpha
+
     def forward(self) -> Tensor:
         return self.log_alpha.exp()

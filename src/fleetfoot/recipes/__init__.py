@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 from fleetfoot.part import UserError, nearest
 from fleetfoot.recipe import Recipe
-from fleetfoot.recipes import apex_dpg, apex_dqn, ddpg, dqn, fast_sac, fast_td3, gorila_dqn, pql
+from fleetfoot.recipes import (
+    apex_dpg,
+    apex_dqn,
+    bro,
+    dac,
+    ddpg,
+    dqn,
+    fast_sac,
+    fast_td3,
+    gorila_dqn,
+    pql,
+    sac,
+)
 
 DEFAULT = "fast_td3/halfcheetah"
 
@@ -19,6 +31,9 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **apex_dpg.RECIPES,
     **gorila_dqn.RECIPES,
     **pql.RECIPES,
+    **bro.RECIPES,
+    **dac.RECIPES,
+    **sac.RECIPES,
 }
 
 
@@ -28,6 +43,8 @@ def names() -> list[str]:
 
 def get(name: str) -> Recipe:
     """The recipe of this name; change it with `dataclasses.replace`."""
+    if name.startswith("sac/"):  # a family too large to list
+        return sac.find(name)
     if name not in _RECIPES:
         raise UserError(
             f"there is no recipe named {name!r}.{nearest(name, _RECIPES)} "

@@ -1,0 +1,309 @@
+"""DAC: dual actor-critic. One actor is cautious, learns values and is evaluated; the other is optimistic and explores.
+
+Nauman & Cygan, "Decoupled Actor-Critic", later "On the Theory of Risk-Aware Agents", arXiv 2310.19527. Soft
+actor-critic with R, d the folded reward and discount, alpha the temperature, Q_mean and Q_spread the mean and half the
+distance of the two critics, (mu, sigma) the policy's Gaussian before tanh and (mu_o, sigma_o) the optimist's:
+
+    (1)  y = R + d (Q_mean - b_low Q_spread - alpha log pi'),   a', log pi' ~ policy(s'), target critics;
+         b_low = pessimism = 1: the smaller of the two
+    (2)  critic loss = sum_heads mean_batch (Q - y)^2
+    (3)  critic_target <- (1 - tau) critic_target + tau critic
+    (4)  policy loss = mean_batch [alpha log pi(a|s) - (Q_mean - b_low Q_spread)],   a ~ policy(s)
+    (5)  optimist loss = -mean_batch [Q_mean + b_up Q_spread](s, a_o) + min(w, 20) KL,   a_o ~ tanh N(mu_o, f sigma_o),
+         KL = mean_batch KL(N(mu_o, sigma_o) || N(mu, sigma)), measured without the factor f
+    (6)  temperature loss = alpha (entropy - H*),   H* = target_entropy_per_action * A
+    (7)  b_up = exp(x) - b_low,   loss (b_up + b_low) (KL / A - KL*) - min(b_up, -0.999)
+    (8)  w = exp(x'),   loss -w (KL / A - KL*)
+    (9)  every `renew_every` env steps optimist, b_up, w and their optimisers begin anew, the optimist as a copy of the
+         policy (`renew="copy"`) or from its first weights
+    (10) at the env steps `resets`: every weight, target, scalar and optimiser as it began; the replay stays
+
+One update is (1) to (8) in this order. b_up may be negative: a milder pessimism.
+
+Deviations: [1] `renew="copy"` is what the paper describes; the published code means to copy, but leaves random weights.
+[2] Resets, and `renew="initial"`, return to the same initial weights each time. [3] Rewards may be scaled, observations
+normalised (both off, as published).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fleetfoot.agents.agent import Pattern
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise
+from fleetfoot.nn.controller import Adjuster, AdjusterConfig, ExpConfig
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.gaussian import Gaussian, Greedy
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.optimist import Exploring, Independent, IndependentConfig, OptimistConfig
+from fleetfoot.nn.reset import Initial, due
+from fleetfoot.nn.scalar import Temperature
+from fleetfoot.ops.ensemble import bound
+from fleetfoot.ops.gaussian_kl import gaussian_kl
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.squash import squashed_sample
+from fleetfoot.optim import AdamConfig
+from fleetfoot.part import UserError, part
+
+Metrics = dict[str, Tensor]
+RESETS = (50_001, *(250_000 * i + 1 for i in range(1, 7)), 2_000_001, 2_500_001)
+ACTOR = MLPConfig(hidden=(256, 256, 256), start="orthogonal")
+CRITIC = MLPConfig(hidden=(256, 256, 256), layer_norm=True, start="orthogonal")
+PLAIN = AdamConfig(lr=3e-4)
+
+
+@part
+class DACConfig:
+    pessimism: float = 1.0
+    """Share of the critics' spread that targets and the policy leave out (b_low)."""
+    tau: float = 0.005
+    reward_scale: float = 1.0
+    """Rewards are learned times this."""
+    alpha: float = 1.0
+    """Temperature at the start."""
+    target_entropy_per_action: float = -0.5
+    log_std_min: float = -10.0
+    log_std_max: float = 2.0
+    optimist: OptimistConfig = IndependentConfig(net=ACTOR)
+    """The actor that explores."""
+    std_factor: float = 1.25
+    """The optimist acts with its standard deviation times this."""
+    kl_target: float = 0.5
+    """Of the optimist to the policy, per action component (KL*)."""
+    optimism: AdjusterConfig = ExpConfig(start=-0.5, offset=1.0)
+    """b_up, and its value at the start; the offset is b_low."""
+    optimism_floor: float = -0.999
+    """Below this b_up is pushed up again; just above minus the offset, where it would stand still."""
+    kl_weight: AdjusterConfig = ExpConfig(start=1.0)
+    """w, and its value at the start."""
+    max_kl_weight: float = 20.0
+    """The most of w that the optimist's loss uses."""
+    renew: Literal["copy", "initial"] = "copy"
+    renew_every: int = 25_000
+    """Env steps; 0: never."""
+    resets: tuple[int, ...] = RESETS
+    """Env steps before whose updates everything but the replay begins anew."""
+    normalize_obs: bool = False
+    task_embedding: int = 32
+    policy_net: NetworkConfig = ACTOR
+    critic_net: NetworkConfig = CRITIC
+    policy_optim: AdamConfig = PLAIN
+    critic_optim: AdamConfig = PLAIN
+    optimist_optim: AdamConfig = PLAIN
+    alpha_optim: AdamConfig = PLAIN
+    adjuster_optim: AdamConfig = AdamConfig(lr=3e-5, beta1=0.5)
+    """Of b_up and w."""
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> DAC:
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"DAC needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        if not 0.0 < self.tau <= 1.0:
+            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        for name in ("std_factor", "kl_target", "alpha"):
+            if not getattr(self, name) > 0.0:
+                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
+        same_net = (
+            isinstance(self.optimist, IndependentConfig) and self.optimist.net == self.policy_net
+        )
+        if self.renew == "copy" and self.renew_every > 0 and not same_net:
+            raise UserError(
+                "agent.renew copies the policy into the optimist, so agent.optimist must be an IndependentConfig "
+                "with the policy's network; use --agent.renew initial otherwise."
+            )
+        return DAC(self, spec, spec.action.size, total_updates, seed, device)
+
+
+class DAC:
+    losses: ClassVar[tuple[str, ...]] = (
+        "critic_loss",
+        "policy_loss",
+        "optimist_loss",
+        "alpha_loss",
+        "adjuster_loss",
+    )
+    modules: ClassVar = (
+        "gaussian",
+        "critic",
+        "critic_target",
+        "alpha",
+        "optimist",
+        "optimism",
+        "kl_weight",
+    )
+    steppers: ClassVar = (
+        "step_critic",
+        "step_policy",
+        "step_alpha",
+        "step_optimist",
+        "step_adjusters",
+    )
+
+    def __init__(
+        self,
+        cfg: DACConfig,
+        spec: EnvSpec,
+        actions: int,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
+    ):
+        self.cfg, self.actions = cfg, actions
+        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
+        self.optimist_noise = Noise(seed + 2, device)
+        bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            gains = (math.sqrt(2.0), 1.0)
+            self.gaussian = Gaussian(gaze, cfg.policy_net, actions, head_gains=gains, **bounds)
+            self.gaussian.to(device)
+            gaze = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
+            self.critic = QNetwork(gaze, cfg.critic_net, actions, 1, 2).to(device)
+            gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.alpha = Temperature(cfg.alpha).to(device)
+        self.optimism: Adjuster = cfg.optimism.build().to(device)
+        self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
+        self.policy = Greedy(self.gaussian)
+        self.behaviour = Exploring(self.gaussian, self.optimist, cfg.std_factor)
+        total = total_updates
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total, self.critic.constrain_
+        )
+        self.step_policy = cfg.policy_optim.build(
+            self.gaussian.parameters(), total, self.gaussian.constrain_
+        )
+        self.step_optimist = cfg.optimist_optim.build(
+            self.optimist.parameters(), total, self.optimist.constrain_
+        )
+        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total)
+        both = [*self.optimism.parameters(), *self.kl_weight.parameters()]
+        self.step_adjusters = cfg.adjuster_optim.build(both, total)
+        self.initial = Initial(
+            [getattr(self, name) for name in self.modules],
+            [getattr(self, name) for name in self.steppers],
+        )
+        self.initial_optimist = Initial(
+            [self.optimist, self.optimism, self.kl_weight],
+            [self.step_optimist, self.step_adjusters],
+        )
+        self.updates = self.env_steps = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+        before = self.env_steps
+        self.env_steps += fresh.reward.shape[0]
+        every = self.cfg.renew_every
+        if every > 0 and (self.env_steps - 1) // every > max(0, before - 1) // every:  # (9)
+            self.initial_optimist.restore_()
+            if self.cfg.renew == "copy":
+                assert isinstance(self.optimist, Independent)
+                polyak_(self.optimist.gaussian, self.gaussian, 1.0)
+        if due(self.cfg.resets, before, self.env_steps):  # (10)
+            self.initial.restore_()
+
+    def update(self, batch: Batch) -> Learned:
+        learned = self.update_critic(batch)
+        return Learned(learned.metrics | self.update_actors(batch.obs), learned.td_error)
+
+    def update_critic(self, batch: Batch) -> Learned:
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
+        loss, found, td_error = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss)
+        self.updates += 1
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
+        return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
+
+    def update_actors(self, obs: Obs) -> Metrics:
+        shape = (obs.actor.shape[0], self.actions)
+        with frozen(self.critic):
+            loss, found = self.policy_loss(obs, self.policy_noise.normal(*shape))
+            found = found | {"policy/grad_norm": self.step_policy(loss)}
+            loss, more = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
+            found = found | more | {"optimist/grad_norm": self.step_optimist(loss)}
+        self.step_alpha(self.alpha_loss(found["policy/entropy"]))
+        self.step_adjusters(self.adjuster_loss(found["optimist/kl"]))
+        return found
+
+    def pattern(self, count: int) -> Pattern:
+        return (True,) * count
+
+    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss (2), metrics, and each row's absolute error in value."""
+        target = self.target(batch, noise)  # [B]
+        q = self.critic(batch.obs, batch.action).float().squeeze(-1)  # [2, B]
+        loss = (batch.weight * (q - target).square()).mean(-1).sum()  # (2)
+        q = q.detach()
+        spread = 0.5 * (q[0] - q[1]).abs().mean()
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/spread": spread}
+        return loss, metrics, (q.mean(0) - target).abs()
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: Tensor) -> Tensor:
+        action, log_prob = self.gaussian.sample(batch.next_obs, noise)
+        q = self.critic_target(batch.next_obs, action).float().squeeze(-1)
+        soft = bound(q, -self.cfg.pessimism) - self.alpha() * log_prob
+        return self.cfg.reward_scale * batch.reward + batch.discount * soft  # (1)
+
+    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
+        """The loss (4), and metrics."""
+        action, log_prob = self.gaussian.sample(obs, noise)
+        q = bound(self.critic(obs, action).float().squeeze(-1), -self.cfg.pessimism)
+        loss = (self.alpha().detach() * log_prob - q).mean()  # (4)
+        found = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
+        found |= {"policy/alpha": self.alpha()}
+        return loss, {name: value.detach() for name, value in found.items()}
+
+    def optimist_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
+        """The loss (5), and metrics. The policy is only read."""
+        with torch.no_grad():
+            near_mean, near_log_std = self.gaussian(obs)
+        mean, log_std = self.optimist(obs, near_mean, near_log_std)
+        action, _ = squashed_sample(mean, log_std + math.log(self.cfg.std_factor), noise)
+        upper, weight = self.optimism().detach(), self.kl_weight().detach()
+        q = bound(self.critic(obs, action).float().squeeze(-1), upper)
+        kl = gaussian_kl(mean, log_std, near_mean, near_log_std).mean()
+        loss = -q.mean() + weight.clamp(max=self.cfg.max_kl_weight) * kl  # (5)
+        found = {"optimist/kl": kl, "optimist/optimism": upper, "optimist/kl_weight": weight}
+        return loss, {name: value.detach() for name, value in found.items()}
+
+    def alpha_loss(self, entropy: Tensor) -> Tensor:
+        target = self.cfg.target_entropy_per_action * self.actions
+        return self.alpha() * (entropy - target)  # (6)
+
+    def adjuster_loss(self, kl: Tensor) -> Tensor:
+        """Above its target, the divergence lowers b_up and raises w."""
+        excess = kl / self.actions - self.cfg.kl_target
+        upper = self.optimism()
+        upper_loss = (upper + self.cfg.pessimism) * excess
+        upper_loss = upper_loss - upper.clamp(max=self.cfg.optimism_floor)  # (7)
+        return upper_loss - self.kl_weight() * excess  # (7) + (8)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
+        return state | {"updates": self.updates, "env_steps": self.env_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates, self.env_steps = state["updates"], state["env_steps"]
+
+    def _stateful(self) -> list[str]:
+        noises = ["critic_noise", "policy_noise", "optimist_noise"]
+        return ["policy", *self.modules[1:], *self.steppers, *noises]

@@ -1,0 +1,288 @@
+"""SAC with a slot for each family of regularisers: the bound on its critics, its networks, its plasticity.
+
+Soft actor-critic: Haarnoja et al. 2018, arXiv 1812.05905. The study of 64 combinations: Nauman et al. 2024, arXiv
+2403.00514. With R, d the folded reward and discount, alpha the temperature, E = 2 critics Q_i and B(q) the bound on
+their values (`nn/pessimism.py`):
+
+    (1)  a', log pi' ~ policy(s'),   y = R + d (B(critic_target(s', a')) - alpha log pi')
+    (2)  critic loss = sum_i mean_batch (Q_i(s, a) - y)^2
+    (3)  critic_target <- (1 - tau) critic_target + tau critic
+    (4)  policy loss = mean_batch [alpha log pi(a|s) - B(critic(s, a))],  a ~ policy(s)
+    (5)  temperature loss = alpha (H - H*),  H = -mean_batch log pi(a|s),  H* = target_entropy_per_action * A
+    (6)  where the bound learns from the batch: one step down its loss, of gap = y - mean_i Q_i(s, a)
+
+all five or six in every update, in this order. The policy is a tanh-squashed Gaussian; log std = lo + (hi - lo)
+(1 + tanh(raw)) / 2.
+
+The slots:
+
+    critic       `bound`: the mean of the critics (beta 0), clipped double Q (beta 1), GPL (learned), TOP (bandit)
+    network      `critic_net`: LayerNorm or spectral norm on hidden layers; `critic_optim`: AdamW for weight decay
+    plasticity   `plasticity`: Resets or ReDo; `critic_net` with CReLU
+
+Choices where the study could not be read, and deviations:
+
+    [1] Network regularisers and CReLU are applied to the critics alone; `policy_net` can have them too.
+    [2] Every reset returns to the same initial weights, of all networks, the temperature and a learned beta, with
+        optimisers as new. Replay, statistics of observations and the bandit of TOP are kept.
+    [3] ReDo restarts units of the critics; new incoming weights are drawn one unit at a time from the distribution that
+        a column of an orthogonal start has.
+    [4] GPL's spread is that of the two critics of the batch; the original has ten critics.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fleetfoot.agents.agent import Pattern, every
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.pessimism import BoundConfig, FixedBoundConfig
+from fleetfoot.nn.redo import ReDo
+from fleetfoot.nn.reset import Initial
+from fleetfoot.nn.scalar import Temperature
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.part import UserError, part
+
+
+@part
+class ResetsConfig:
+    """Everything learned starts again, and the replay stays."""
+
+    every_updates: int = 2_560_000
+
+
+@part
+class ReDoConfig:
+    """Dormant units of the critics start again."""
+
+    every_updates: int = 1_000
+    tau: float = 0.025
+    """Dormant: active at most this share of what is usual in the layer."""
+
+
+@part
+class SACConfig:
+    bound: BoundConfig = FixedBoundConfig(beta=1.0)
+    """What an action is worth, given what the critics say. beta 0: their mean; 1: the smaller."""
+    plasticity: ResetsConfig | ReDoConfig | None = None
+    critics: int = 2
+    tau: float = 0.005
+    alpha: float = 1.0
+    """Temperature at the start."""
+    target_entropy_per_action: float = -0.5
+    log_std_min: float = -10.0
+    log_std_max: float = 2.0
+    normalize_obs: bool = False
+    task_embedding: int = 32
+    policy_net: NetworkConfig = MLPConfig(hidden=(256, 256), start="orthogonal")
+    critic_net: NetworkConfig = MLPConfig(hidden=(256, 256), start="orthogonal")
+    policy_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    critic_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    """AdamWConfig decays all weights of the critics, biases and gains included, as optax does."""
+    alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
+    bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+    """Of a learned beta."""
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> SAC:
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"SAC needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        if not 0.0 < self.tau <= 1.0:
+            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        if self.critics < 2:
+            raise UserError(f"agent.critics must be at least 2, not {self.critics}.")
+        if self.plasticity is not None and self.plasticity.every_updates < 1:
+            raise UserError("agent.plasticity.every_updates must be at least 1.")
+        return SAC(self, spec, total_updates, seed, device)
+
+
+class SAC:
+    losses: ClassVar[tuple[str, ...]] = (
+        "critic_loss",
+        "policy_loss",
+        "alpha_loss",
+        "bound_loss",
+        "activity",
+    )
+
+    def __init__(
+        self, cfg: SACConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
+    ):
+        assert isinstance(spec.action, Continuous)
+        self.cfg = cfg
+        self.actions = spec.action.size
+        self.target_entropy = cfg.target_entropy_per_action * self.actions
+        self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = (
+            Noise(seed + i, device) for i in range(4)
+        )
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            self.gaussian = Gaussian(
+                see,
+                cfg.policy_net,
+                self.actions,
+                log_std_min=cfg.log_std_min,
+                log_std_max=cfg.log_std_max,
+                head_gains=(math.sqrt(2.0), 1.0),
+            ).to(device)
+            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
+            self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, cfg.critics).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.alpha = Temperature(cfg.alpha).to(device)
+        self.bound = cfg.bound.build(spec.num_envs).to(device)
+        if self.bound.learns_from == "held_out":
+            raise UserError('SAC has no rows held out: agent.bound.learns_from must be "batch".')
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        self.step_policy = cfg.policy_optim.build(
+            self.gaussian.parameters(), total_updates, self.gaussian.constrain_
+        )
+        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
+        steppers = [self.step_critic, self.step_policy, self.step_alpha]
+        self.step_bound = None
+        if self.bound.learns_from == "batch":
+            self.step_bound = cfg.bound_optim.build(
+                self.bound.parameters(), total_updates, self.bound.constrain_
+            )
+            steppers.append(self.step_bound)
+        kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
+        self.initial = Initial(kept, steppers) if isinstance(cfg.plasticity, ResetsConfig) else None
+        self.redo = (
+            ReDo(self.critic.net, cfg.plasticity.tau)
+            if isinstance(cfg.plasticity, ReDoConfig)
+            else None
+        )
+        self.updates = 0
+        self.resets = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+        if self.bound.learns_from == "returns":
+            ended = fresh.terminated | fresh.truncated
+            self.bound.observe(fresh.reward, ended, self.bound_noise.uniform())
+        if self.initial is not None and self.updates // self._period() > self.resets:
+            self.resets = self.updates // self._period()
+            self.initial.restore_()
+            self.critic.constrain_()
+            self.critic_target.constrain_()
+
+    def update(self, batch: Batch) -> Learned:
+        rows = len(batch.reward)
+        noise = self.critic_noise.normal(rows, self.actions)
+        loss, metrics, td_error, gap, slope = self.critic_loss(batch, noise)
+        metrics["critic/grad_norm"] = self.step_critic(loss)
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
+        self.critic_target.constrain_()
+        with frozen(self.critic):
+            noise = self.policy_noise.normal(rows, self.actions)
+            loss, found, entropy = self.policy_loss(batch.obs, noise)
+            metrics |= found | {"policy/grad_norm": self.step_policy(loss)}
+        self.step_alpha(self.alpha_loss(entropy))
+        if self.step_bound is not None:
+            loss, found, mean_slope = self.bound_loss(gap, slope)
+            metrics |= found
+            self.step_bound(loss)
+            self.bound.follow_(mean_slope)
+        metrics |= {"bound/beta": self.bound.beta(), "policy/alpha": self.alpha().detach()}
+        self.updates += 1
+        if self.redo is not None and self.updates % self._period() == 0:
+            metrics["redo/restarted"] = self.restart_dormant_(batch, self.redo)
+        return Learned(metrics, td_error)
+
+    def pattern(self, count: int) -> Pattern:
+        """Which of the coming updates end with a look for dormant units."""
+        if self.redo is None:
+            return (False,) * count
+        return every(self._period(), self.updates, count)
+
+    def critic_loss(
+        self, batch: Batch, noise: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor, Tensor]:
+        """The loss (2), metrics, and for each row the absolute error, the gap, and how the target falls with beta."""
+        target, slope = self.target(batch, noise)  # [B]
+        q = self.critic(batch.obs, batch.action).float().squeeze(-1)  # [E, B]
+        loss = (batch.weight * (q - target).square()).mean(-1).sum()  # (2)
+        gap = target - q.detach().mean(0)
+        q = q.detach()
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
+        metrics["critic/spread"] = self.bound.spread(q).mean()
+        return loss, metrics, gap.abs(), gap, slope
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(1), and -d target / d beta; [B] both."""
+        action, log_prob = self.gaussian.sample(batch.next_obs, noise)
+        q = self.critic_target(batch.next_obs, action).float().squeeze(-1)  # [E, B]
+        value = self.bound(q) - self.alpha() * log_prob
+        return batch.reward + batch.discount * value, batch.discount * self.bound.spread(q)
+
+    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The loss (4), metrics, and the entropy of the sampled actions."""
+        action, log_prob = self.gaussian.sample(obs, noise)
+        q = self.critic(obs, action).float().squeeze(-1)
+        loss = (self.alpha().detach() * log_prob - self.bound(q)).mean()  # (4)
+        entropy = -log_prob.detach().mean()
+        return loss, {"policy/loss": loss.detach(), "policy/entropy": entropy}, entropy
+
+    def alpha_loss(self, entropy: Tensor) -> Tensor:
+        return self.alpha() * (entropy - self.target_entropy)  # (5)
+
+    def bound_loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        loss, mean_gap, mean_slope = self.bound.loss(gap, slope)  # (6)
+        return loss, {"bound/loss": loss.detach(), "bound/gap": mean_gap}, mean_slope
+
+    def activity(self, obs: Obs, action: Tensor) -> list[Tensor]:
+        """How active each hidden unit of the critics is, [E, H] per layer, for `restart_dormant_`."""
+        assert self.redo is not None
+        return self.redo.activity(torch.cat([self.critic.encoder(obs), action], dim=-1))
+
+    @torch.no_grad()
+    def restart_dormant_(self, batch: Batch, redo: ReDo) -> Tensor:
+        """Returns the share of units that were dormant."""
+        dormant = redo.dormant(self.activity(batch.obs, batch.action))
+        noise = [self.redo_noise.normal(*shape) for shape in redo.shapes()]
+        redo.restart_(dormant, noise, self.step_critic.optimizer)
+        share: Tensor = torch.cat(dormant, dim=-1).float().mean((-2, -1))
+        return share
+
+    def _period(self) -> int:
+        assert self.cfg.plasticity is not None
+        return self.cfg.plasticity.every_updates
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            name: getattr(self, name).state_dict() for name in self._stateful()
+        }
+        return state | {"updates": self.updates, "resets": self.resets}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates, self.resets = state["updates"], state["resets"]
+
+    def _stateful(self) -> list[str]:
+        names = ["policy", "critic", "critic_target", "alpha", "bound"]
+        names += ["step_policy", "step_critic", "step_alpha"]
+        names += ["critic_noise", "policy_noise", "bound_noise", "redo_noise"]
+        return names + (["step_bound"] if self.step_bound is not None else [])

@@ -1,0 +1,74 @@
+"""BroNet: the residual network of BRO (Nauman et al. 2024, arXiv 2405.16158), normalised after every dense layer.
+
+    x <- relu(LN(W x + b))                          to the width of the network
+    x <- x + LN(W2 relu(LN(W1 x + b1)) + b2)        once per block; what leaves a block is not activated
+    W x + b                                         the output layer
+
+All weights start orthogonal with gain sqrt(2), all biases at zero. LayerNorm with eps 1e-6.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fleetfoot.nn.linear import LayerNorm, Linear, orthogonal_
+from fleetfoot.nn.network import Network
+from fleetfoot.part import UserError, part
+
+GAIN = math.sqrt(2.0)
+
+
+@part
+class BroNetConfig:
+    width: int = 512
+    blocks: int = 2
+    head_gain: float = GAIN
+    """Of the output layer's orthogonal weights at the start."""
+    head_bias: bool = True
+    """The output layer has a bias."""
+
+    def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
+        if self.width < 1 or self.blocks < 0:
+            raise UserError(
+                f"a BroNet has a width of 1 or more and 0 or more blocks, not {self.width} and {self.blocks}."
+            )
+        return BroNet(self, inputs, outputs, members)
+
+
+def dense(
+    inputs: int, outputs: int, members: int | None, gain: float = GAIN, bias: bool = True
+) -> Linear:
+    """An affine map with orthogonal weights and no offset at the start."""
+    layer = Linear(inputs, outputs, members, bias=bias)
+    orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, members: int | None):
+        super().__init__()
+        self.w1, self.norm1 = dense(width, width, members), LayerNorm(width, members)
+        self.w2, self.norm2 = dense(width, width, members), LayerNorm(width, members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.norm1(self.w1(x)))
+        out: Tensor = x + self.norm2(self.w2(inner))
+        return out
+
+
+class BroNet(Network):
+    def __init__(self, cfg: BroNetConfig, inputs: int, outputs: int, members: int | None):
+        super().__init__()
+        self.embed, self.norm = dense(inputs, cfg.width, members), LayerNorm(cfg.width, members)
+        self.blocks = nn.Sequential(*(Block(cfg.width, members) for _ in range(cfg.blocks)))
+        self.head = dense(cfg.width, outputs, members, cfg.head_gain, cfg.head_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.embed(x)))
+        out: Tensor = self.head(self.blocks(x))
+        return out

@@ -1,0 +1,108 @@
+"""Dual actors: a second, optimistic actor that explores beside the one that is evaluated (DAC, BRO).
+
+Either kind says the mean and log std of its Gaussian before tanh, [B, A] each, given what the evaluated actor says. It
+acts with its standard deviation times a fixed factor; divergences are measured without that factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.data import Obs
+from fleetfoot.nn.bronet import BroNetConfig
+from fleetfoot.nn.encode import Encoder
+from fleetfoot.nn.gaussian import Gaussian
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.ops.squash import squashed_sample
+from fleetfoot.part import part
+
+
+class Optimist(nn.Module):
+    """(Obs, the other actor's mean and log std) -> its own."""
+
+    def __call__(self, obs: Obs, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = super().__call__(obs, mean, log_std)
+        return out
+
+    def constrain_(self) -> None: ...
+
+
+class OptimistConfig(Protocol):
+    def build(
+        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+    ) -> Optimist: ...
+
+
+@part
+class DeltaConfig:
+    """The other actor's Gaussian, its mean moved by what a network of the observation and that mean says (BRO)."""
+
+    net: NetworkConfig = BroNetConfig(width=256, blocks=1, head_gain=0.01, head_bias=False)
+
+    def build(
+        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+    ) -> Optimist:
+        return Delta(encoder, self.net, actions)
+
+
+class Delta(Optimist):
+    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+        super().__init__()
+        self.encoder = encoder
+        self.net = net.build(encoder.size + actions, actions)
+
+    def forward(self, obs: Obs, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        shift = self.net(torch.cat([self.encoder(obs), mean], dim=-1)).float()
+        return mean + shift, log_std
+
+    def constrain_(self) -> None:
+        self.encoder.constrain_()
+        self.net.constrain_()
+
+
+@part
+class IndependentConfig:
+    """An actor of its own, which sees nothing but the observation (DAC)."""
+
+    net: NetworkConfig = BroNetConfig(width=256, blocks=1)
+    head_gains: tuple[float, float] = (math.sqrt(2.0), 1.0)
+    """Of the orthogonal weights for mean and log std at the start."""
+
+    def build(
+        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+    ) -> Optimist:
+        bounds = {"log_std_min": log_std_min, "log_std_max": log_std_max}
+        return Independent(
+            Gaussian(encoder, self.net, actions, head_gains=self.head_gains, **bounds)
+        )
+
+
+class Independent(Optimist):
+    def __init__(self, gaussian: Gaussian):
+        super().__init__()
+        self.gaussian = gaussian
+
+    def forward(self, obs: Obs, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        own: tuple[Tensor, Tensor] = self.gaussian(obs)
+        return own
+
+    def constrain_(self) -> None:
+        self.gaussian.constrain_()
+
+
+class Exploring(nn.Module):
+    """(Obs, noise) -> an action of the optimist, its standard deviation times `std_factor`."""
+
+    def __init__(self, gaussian: Gaussian, optimist: Optimist, std_factor: float):
+        super().__init__()
+        self.gaussian, self.optimist = gaussian, optimist
+        self.log_factor = math.log(std_factor)
+
+    def forward(self, obs: Obs, noise: Tensor) -> Tensor:
+        mean, log_std = self.optimist(obs, *self.gaussian(obs))
+        action, _ = squashed_sample(mean, log_std + self.log_factor, noise)
+        return action

@@ -1,0 +1,231 @@
+"""How far below the mean of its critics a learner values an action: mean - beta * spread.
+
+q [E, B] are the values of E critics. The spread is their mean distance to their mean, which for two critics is
+|q1 - q2| / 2, so that beta 0 is the mean and beta 1 the smaller of the two (clipped double Q-learning, "CDQL"). Where
+beta comes from:
+
+    FixedBound      a number
+    LearnedBound    the gap between targets and predictions, brought to zero: on the rows the critics learn from (dual
+                    TD-learning, GPL: Cetin & Celiktutan, arXiv 2110.03375) or on rows held out from them (VPL: Nauman
+                    et al., arXiv 2403.01014)
+    BanditBound     a two-armed bandit that is paid in returns of training episodes (TOP: Moskovitz et al., arXiv
+                    2102.03765)
+
+An agent with any of them values actions by `bound(q)`, in targets and in the policy loss alike, and does what
+`bound.learns_from` says: "batch" and "held_out": per critic update one step down `bound.loss` on such rows, then
+`bound.follow_`; "returns": tell it each vec step by `bound.observe`; "nothing": nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.part import UserError, part
+
+Source: TypeAlias = Literal["nothing", "batch", "held_out", "returns"]
+
+
+class Bound(nn.Module):
+    """[E, B] -> [B]."""
+
+    learns_from: Source = "nothing"
+    level: Tensor  # beta, a single number: a buffer or a parameter
+
+    def beta(self) -> Tensor:
+        return self.level.detach()
+
+    def spread(self, q: Tensor) -> Tensor:
+        """How far the critics disagree, [E, B] -> [B]. Its gradient is finite where they agree."""
+        return (q - q.mean(0)).abs().mean(0)
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q.mean(0) - self.beta() * self.spread(q)
+
+    def loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What beta goes down, and the means of both arguments. All of them are constants but beta.
+
+        gap [B] = y - mean_i Q_i(s, a), where the target y was made with the beta of now; slope [B] = -dy / dbeta =
+        discount * spread of the target critics at (s', a').
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not learn from rows")
+
+    def follow_(self, slope: Tensor) -> None:
+        """Take in the mean slope that `loss` found."""
+
+    def observe(self, reward: Tensor, ended: Tensor, uniform: Tensor) -> None:
+        """Take in one vec step: reward [N], ended [N] bool, and a random number from [0, 1)."""
+
+    def constrain_(self) -> None:
+        """Keep beta in its range, after each optimiser step."""
+
+
+class BoundConfig(Protocol):
+    def build(self, num_envs: int) -> Bound: ...
+
+
+@part
+class FixedBoundConfig:
+    """The same beta all the time."""
+
+    beta: float = 1.0
+    """0: the mean of the critics; 1: with two critics, the smaller (clipped double Q)."""
+
+    def build(self, num_envs: int) -> Bound:
+        return FixedBound(self)
+
+
+class FixedBound(Bound):
+    def __init__(self, cfg: FixedBoundConfig):
+        super().__init__()
+        self.register_buffer("level", torch.tensor(float(cfg.beta)))
+
+
+@part
+class LearnedBoundConfig:
+    """Beta goes where targets and predictions agree: up where targets are higher, down where they are lower."""
+
+    beta: float = 1.0
+    """At the start."""
+    learns_from: Literal["batch", "held_out"] = "held_out"
+    """Rows the critics learn from (GPL), or rows they never see (VPL)."""
+    form: Literal["bias", "mse"] = "bias"
+    """bias: half the square of the mean gap; mse: half the mean of its square, which noise in rewards drives too."""
+    normalize: bool = True
+    """Divide the gap by a running mean of the slope, so that the loss does not depend on the scale of rewards."""
+    beta_min: float = -2.0
+    beta_max: float = 5.0
+
+    def build(self, num_envs: int) -> Bound:
+        if not self.beta_min <= self.beta <= self.beta_max:
+            raise UserError(
+                f"bound.beta ({self.beta}) must lie between beta_min ({self.beta_min}) and beta_max ({self.beta_max})."
+            )
+        return LearnedBound(self)
+
+
+class LearnedBound(Bound):
+    """Its loss is L = 1/2 mean[gap]^2 (bias) or 1/2 mean[gap^2] (mse), over (slope's running mean + 1e-6)^2.
+
+    The square of a mean over few rows is too large by the variance of that mean. The bias form is therefore the product
+    of the means of two independent halves of the rows, which is right on average; so is its gradient, -slope * gap, one
+    factor from each half.
+    """
+
+    RATE: ClassVar = 0.01  # of the running mean
+    EPS: ClassVar = 1e-6
+    running_slope: Tensor
+
+    def __init__(self, cfg: LearnedBoundConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.learns_from = cfg.learns_from
+        self.level = nn.Parameter(torch.tensor(float(cfg.beta)))
+        self.register_buffer("running_slope", torch.zeros(()))  # zero: none so far
+
+    def loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gap, slope = gap.detach(), slope.detach()
+        moving = (
+            gap - (self.level - self.level.detach()) * slope
+        )  # the same numbers, with a gradient
+        if self.cfg.form == "bias":
+            half = len(gap) // 2
+            loss = 0.5 * moving[:half].mean() * moving[half:].mean()
+        else:
+            loss = 0.5 * moving.square().mean()
+        if self.cfg.normalize:
+            seen = self.running_slope
+            loss = loss / (torch.where(seen > 0, seen, slope.mean()) + self.EPS).square()
+        return loss, gap.mean(), slope.mean()
+
+    @torch.no_grad()
+    def follow_(self, slope: Tensor) -> None:
+        seen = self.running_slope
+        seen.copy_(torch.where(seen > 0, torch.lerp(seen, slope, self.RATE), slope))
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        self.level.clamp_(self.cfg.beta_min, self.cfg.beta_max)
+
+
+@part
+class BanditBoundConfig:
+    """Exponential weights over a few betas, one of which holds from the end of a training episode to the next."""
+
+    betas: tuple[float, ...] = (1.0, 0.0)
+    """The arms. TOP writes mean + beta * spread, so these are its -1 (pessimism) and 0 (optimism)."""
+    lr: float = 0.1
+    decay: float = 0.9
+    window: int = 5
+
+    def build(self, num_envs: int) -> Bound:
+        if len(self.betas) < 2 or self.window < 2:
+            raise UserError("a bandit needs at least two betas and a window of at least 2.")
+        return BanditBound(self, num_envs)
+
+
+class BanditBound(Bound):
+    """When an episode ends, with R its return (the mean, where several end at once) and R' that of the one before:
+
+        x = R - R',   f = (x - mean of the last `window` x) / their standard deviation (this x is one of them)
+        w_arm <- decay * w_arm + lr * f / max(exp(w_arm), 1e-4),   for the arm that was in use
+        next arm ~ softmax(w)
+
+    The spread is TOP's: sqrt(sum_i (q_i - mean)^2 + 1e-4).
+    """
+
+    learns_from: Source = "returns"
+    betas: Tensor
+    weights: Tensor
+    arm: Tensor
+    returns: Tensor
+    last_return: Tensor
+    changes: Tensor
+    episodes: Tensor
+
+    def __init__(self, cfg: BanditBoundConfig, num_envs: int):
+        super().__init__()
+        self.cfg = cfg
+        self.register_buffer("betas", torch.tensor(cfg.betas))
+        self.register_buffer("level", torch.tensor(cfg.betas[0]))
+        self.register_buffer("weights", torch.zeros(len(cfg.betas)))
+        self.register_buffer("arm", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("returns", torch.zeros(num_envs))  # of the episodes under way
+        self.register_buffer("last_return", torch.zeros(()))
+        self.register_buffer("changes", torch.zeros(cfg.window))  # newest last
+        self.register_buffer("episodes", torch.zeros((), dtype=torch.int64))
+
+    def spread(self, q: Tensor) -> Tensor:
+        return ((q - q.mean(0)).square().sum(0) + 1e-4).sqrt()
+
+    @torch.no_grad()
+    def observe(self, reward: Tensor, ended: Tensor, uniform: Tensor) -> None:
+        returns = self.returns + reward
+        count = ended.sum()
+        now = count > 0
+        episode_return = torch.where(ended, returns, 0.0).sum() / count.clamp(min=1)
+        change = episode_return - self.last_return
+        # The first return has none before it: it is remembered and moves no weight.
+        known = now & (self.episodes > 0)
+        changes = torch.cat([self.changes[1:], change.reshape(1)])
+        place = torch.arange(self.cfg.window, device=reward.device)
+        valid = place >= self.cfg.window - self.episodes.clamp(max=self.cfg.window)
+        filled = valid.sum().clamp(min=1)
+        mean = torch.where(valid, changes, 0.0).sum() / filled
+        std = (torch.where(valid, changes - mean, 0.0).square().sum() / filled).sqrt()
+        feedback = (change - mean) / (std + 1e-4)
+        paid = self.cfg.decay * self.weights
+        paid = paid + self.cfg.lr * feedback / self.weights.exp().clamp(min=1e-4)
+        used = torch.arange(len(self.betas), device=reward.device) == self.arm
+        weights = torch.where(known & used, paid, self.weights)
+        arm = (uniform >= weights.softmax(0).cumsum(0)[:-1]).sum()
+        arm = torch.where(now, arm, self.arm)
+        self.weights.copy_(weights)
+        self.arm.copy_(arm)
+        self.level.copy_(self.betas.index_select(0, arm.reshape(1)).squeeze(0))
+        self.changes.copy_(torch.where(known, changes, self.changes))
+        self.last_return.copy_(torch.where(now, episode_return, self.last_return))
+        self.episodes.add_(now)
+        self.returns.copy_(torch.where(ended, 0.0, returns))

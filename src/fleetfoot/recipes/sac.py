@@ -1,0 +1,203 @@
+"""SAC recipes: sac/TASK, and each of its 64 combinations as sac/TASK/CRITIC+NETWORK+PLASTICITY.
+
+sac/CRITIC+NETWORK+PLASTICITY is the combination on the pendulum; sac/TASK alone is plain SAC, cdql+none+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from fleetfoot.agents.sac import ReDoConfig, ResetsConfig, SACConfig
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import AsSampledConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.pessimism import (
+    BanditBoundConfig,
+    BoundConfig,
+    FixedBoundConfig,
+    LearnedBoundConfig,
+)
+from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.pace import PaceConfig
+from fleetfoot.part import UserError, nearest
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
+
+CRITIC: dict[str, BoundConfig] = {
+    "none": FixedBoundConfig(beta=0.0),
+    "cdql": FixedBoundConfig(beta=1.0),
+    "gpl": LearnedBoundConfig(learns_from="batch", beta=0.5, normalize=False),
+    "top": BanditBoundConfig(),
+}
+NETWORK = ("none", "ln", "sn", "wd")
+PLASTICITY = ("none", "resets", "redo", "crelu")
+PLAIN = "cdql+none+none"
+COMBINATIONS = ["+".join(names) for names in product(CRITIC, NETWORK, PLASTICITY)]
+
+WEIGHT_DECAY = 1e-2  # of an unknown coefficient; 1e-4 to 1e-2 are in use
+GPL_LR = 0.1
+
+
+def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SACConfig:
+    """`base` with the three slots filled as the name says."""
+    critic, network, plasticity = combination.split("+")
+    net, optim = base.critic_net, base.critic_optim
+    assert isinstance(net, MLPConfig)
+    if network == "ln":
+        net = replace(net, layer_norm=True)
+    elif network == "sn":
+        net = replace(net, spectral_norm=True)
+    elif network == "wd":
+        optim = AdamWConfig(lr=optim.lr, lr_end=optim.lr, weight_decay=WEIGHT_DECAY)
+    stays: ResetsConfig | ReDoConfig | None = None
+    if plasticity == "crelu":
+        net = replace(net, activation=("crelu",))
+    elif plasticity == "resets":
+        stays = ResetsConfig(every_updates=reset_every_updates)
+    elif plasticity == "redo":
+        stays = ReDoConfig()
+    return replace(
+        base,
+        bound=CRITIC[critic],
+        bound_optim=AdamConfig(lr=GPL_LR),
+        critic_net=net,
+        critic_optim=optim,
+        plasticity=stays,
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    line: str
+    make: Callable[[str, str], Recipe]  # from the recipe's name and the combination
+
+
+def dm_control(
+    task: str,
+    *,
+    ratio: int = 2,
+    env_steps: int = 1_000_000,
+    action_repeat: int = 1,
+    hidden: tuple[int, ...] = (256, 256),
+    warmup: int = 10_000,
+) -> Callable[[str, str], Recipe]:
+    """One environment, `ratio` updates per step. Resets come every 160,000 steps, SR-SAC's 2.56 million updates at its
+    replay ratio of 16, so that there are some at low ratios too."""
+    base = SACConfig(
+        policy_net=MLPConfig(hidden=hidden, start="orthogonal"),
+        critic_net=MLPConfig(hidden=hidden, start="orthogonal"),
+    )
+
+    def make(name: str, combination: str) -> Recipe:
+        return Recipe(
+            name=name,
+            env=EnvPoolConfig(task=task, action_repeat=action_repeat),
+            agent=combined(base, combination, 160_000 * ratio),
+            explorer=AsSampledConfig(random_vec_steps=warmup),
+            replay=ReplayConfig(capacity=1_000_000),
+            pace=PaceConfig(updates_per_vec_step=float(ratio), warmup_vec_steps=warmup),
+            topology=SynchronousConfig(),
+            evaluation=EvaluationConfig(every_vec_steps=20_000 // action_repeat, episodes=10),
+            log=LogConfig(every_vec_steps=1_000),
+            checkpoint=CheckpointConfig(every_vec_steps=50_000),
+            num_envs=1,
+            batch_size=256,
+            total_vec_steps=env_steps // action_repeat,
+        )
+
+    return make
+
+
+def pendulum(name: str, combination: str) -> Recipe:
+    """The tensor pendulum with small networks, ten environments and one reset on the way."""
+    optim = AdamConfig(lr=1e-3)
+    base = SACConfig(
+        tau=0.02,
+        policy_net=MLPConfig(hidden=(64, 64), start="orthogonal"),
+        critic_net=MLPConfig(hidden=(64, 64), start="orthogonal"),
+        policy_optim=optim,
+        critic_optim=optim,
+        alpha_optim=optim,
+    )
+    return Recipe(
+        name=name,
+        env=TensorConfig(task="pendulum"),
+        agent=combined(base, combination, 800),
+        explorer=AsSampledConfig(random_vec_steps=50),
+        replay=ReplayConfig(capacity=100_000),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=50),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=250, episodes=16),
+        log=LogConfig(every_vec_steps=50),
+        checkpoint=CheckpointConfig(every_vec_steps=500),
+        num_envs=10,
+        batch_size=256,
+        total_vec_steps=1_000,
+    )
+
+
+def pendulum_actors(name: str, combination: str) -> Recipe:
+    """Collected as in Ape-X, by two actors, and drawn uniformly."""
+    topology = ActorLearnerConfig(actors=2, block_vec_steps=10, publish_every_vec_steps=5)
+    return replace(pendulum(name, combination), topology=topology)
+
+
+def like_dac(task: str) -> Callable[[str, str], Recipe]:
+    """The settings that DAC is published with, for comparisons in which only the algorithm differs."""
+    hidden = (256, 256, 256)
+    return dm_control(task, ratio=3, action_repeat=2, hidden=hidden, warmup=25_000)
+
+
+TASKS: dict[str, Task] = {
+    "pendulum": Task("pendulum swing-up written in torch", pendulum),
+    "pendulum-actors": Task("the pendulum, collected by two actors (Ape-X)", pendulum_actors),
+    "walker-run": Task("dm_control walker-run", dm_control("WalkerRun-v1")),
+    "dog-stand": Task("dm_control dog-stand", dm_control("DogStand-v1")),
+    "dog-run": Task("dm_control dog-run", dm_control("DogRun-v1")),
+    "humanoid-run": Task("dm_control humanoid-run", dm_control("HumanoidRun-v1")),
+    "quadruped-run": Task("dm_control quadruped-run", dm_control("QuadrupedRun-v1")),
+    "hopper-hop": Task("dm_control hopper-hop", dm_control("HopperHop-v1")),
+    "quadruped-run-rr3": Task(
+        "dm_control quadruped-run, settings of DAC", like_dac("QuadrupedRun-v1")
+    ),
+    "hopper-hop-rr3": Task("dm_control hopper-hop, settings of DAC", like_dac("HopperHop-v1")),
+}
+
+
+def find(name: str) -> Recipe:
+    """The recipe of a name that begins with sac/."""
+    _, *given = name.split("/")
+    if len(given) == 1 and "+" in given[0]:
+        given = ["pendulum", given[0]]
+    task, combination = given[0], given[1] if len(given) == 2 else PLAIN
+    if task not in TASKS or len(given) > 2:
+        known = [f"sac/{each}" for each in TASKS]
+        raise UserError(
+            f"there is no recipe named {name!r}.{nearest(f'sac/{task}', known)} They are sac/TASK and "
+            "sac/TASK/CRITIC+NETWORK+PLASTICITY; `fleetfoot list` shows the tasks."
+        )
+    if combination not in COMBINATIONS:
+        close = nearest(combination, COMBINATIONS)
+        raise UserError(
+            f"there is no combination {combination!r}.{close} It is CRITIC+NETWORK+PLASTICITY, with one of "
+            f"{', '.join(CRITIC)}, one of {', '.join(NETWORK)}, and one of {', '.join(PLASTICITY)}."
+        )
+    return TASKS[task].make(name, combination)
+
+
+def _listed(task: str) -> tuple[str, Callable[[], Recipe]]:
+    more = "" if task != "pendulum" else "; sac/TASK/cdql+ln+resets etc.: 64 combinations"
+    return TASKS[task].line + more, lambda: find(f"sac/{task}")
+
+
+RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    f"sac/{task}": _listed(task) for task in TASKS
+}

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from fleetfoot.nn.controller import ExpConfig, SquashedConfig
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.normalize import RunningNorm
+from fleetfoot.nn.reset import Initial, due
+from fleetfoot.optim import AdamWConfig, RMSPropConfig
+from fleetfoot.part import UserError
+
+
+def test_adjusters_start_where_they_are_told() -> None:
+    for start in (1.0, 0.25):
+        assert SquashedConfig(start=start).build()().item() == pytest.approx(start, rel=1e-5)
+        assert ExpConfig(start=start).build()().item() == pytest.approx(start, rel=1e-6)
+    assert ExpConfig(start=-0.5, offset=1.0).build()().item() == pytest.approx(-0.5)
+
+
+def test_adjusters_keep_to_their_ends() -> None:
+    squashed, free = SquashedConfig().build(), ExpConfig(offset=1.0, start=0.0).build()
+    for raw, wanted in ((50.0, 7.5), (-50.0, -10.0)):
+        with torch.no_grad():
+            squashed.get_parameter("raw").fill_(raw)
+            free.get_parameter("raw").fill_(raw)
+        assert squashed().log().item() == pytest.approx(wanted)
+        assert free() >= -1.0
+    with pytest.raises(UserError, match="starts between"):
+        SquashedConfig(start=0.0).build()
+    with pytest.raises(UserError, match="starts above -1"):
+        ExpConfig(start=-1.0, offset=1.0).build()
+
+
+@pytest.mark.parametrize("optim", [AdamWConfig(lr=0.01, lr_end=0.001), RMSPropConfig()])
+def test_a_reset_brings_back_weights_and_optimisers_but_not_statistics(
+    optim: AdamWConfig | RMSPropConfig,
+) -> None:
+    net, norm = MLPConfig(hidden=(8,)).build(3, 2), RunningNorm((3,))
+    module = torch.nn.Sequential(norm, net)
+    step = optim.build(net.parameters(), total_steps=10)
+    initial = Initial([module], [step])
+    begun = copy.deepcopy(net.state_dict())
+    x = torch.randn(16, 3)
+
+    def learn() -> dict[str, torch.Tensor]:
+        for _ in range(4):
+            step(module(x).square().mean())
+        return {name: value.clone() for name, value in net.state_dict().items()}
+
+    learned = learn()
+    assert not torch.equal(learned["head.weight"], begun["head.weight"])
+    where = [value.data_ptr() for value in net.parameters()]
+    initial.restore_()
+    assert [value.data_ptr() for value in net.parameters()] == where
+    assert all(torch.equal(begun[name], value) for name, value in net.state_dict().items())
+    again = learn()  # a second life is exactly like the first
+    assert all(torch.equal(learned[name], again[name]) for name in learned)
+    norm.update(x)
+    initial.restore_()
+    assert norm.count == 16
+
+
+def test_counts_that_jump_over_a_reset_meet_it() -> None:
+    assert due((15_001,), 15_000, 15_001)
+    assert due((15_001,), 14_990, 15_010)
+    assert not due((15_001,), 15_001, 15_002)
+    assert not due((), 0, 10**9)
