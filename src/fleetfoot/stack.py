@@ -5,7 +5,7 @@ them for S sets of weights; what it does besides (optimiser steps, Polyak steps)
 that were put together go on to exist: their weights and the state of their optimisers are views of their share of the
 stack, so each can be evaluated, saved and reset as if it had learned alone.
 
-A batch has its rows first and the seeds second, [B, S, ...], and so has the noise.
+A batch has its rows first and the seeds second, [B, S, ...], and so has the noise; a single number is [S].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fleetfoot.agents.agent import Agent
 from fleetfoot.data import Obs
@@ -29,6 +29,8 @@ from fleetfoot.part import UserError
 def stack(whole: Agent, agents: Sequence[Agent]) -> Agent:
     """Make `whole`, built like the `agents`, learn for all of them: from here on it takes batches [B, S, ...], and its
     `behaviour` observations [S, N, ...]. The agents must not be updated any more, except through it."""
+    if why := getattr(whole, "only_alone", None):
+        raise UserError(f"{why}, so its seeds cannot be trained as one; leave out --seeds.")
     held = _Held(whole)
     for weights in ("named_parameters", "named_buffers"):
         theirs = [dict(getattr(_Held(agent), weights)()) for agent in agents]
@@ -93,20 +95,24 @@ class _Held(nn.Module):
         return function(*args)
 
     def of_all(self, function: Callable[..., Any], seeds_at: int = 1) -> Callable[..., Any]:
-        """`function` of weights that these modules hold, for all seeds at once. Its tensors have the seeds at
-        dimension `seeds_at`, its results at the first."""
+        """`function` of weights that these modules hold, for all seeds at once. Of its tensors and results, which
+        dimension is the seeds'? `seeds_at`, or the only one."""
 
         def together(*args: Any) -> Any:
             weights = dict(self.named_parameters()) | dict(self.named_buffers())
             leaves, tree = tree_flatten(args)
-            dims = tuple(seeds_at if isinstance(leaf, Tensor) else None for leaf in leaves)
+            dims = tuple(
+                min(seeds_at, leaf.dim() - 1) if isinstance(leaf, Tensor) else None
+                for leaf in leaves
+            )
 
             def alone(own: dict[str, Tensor], *rest: Any) -> Any:
                 # A module that others hold too has one set of weights: they are put in once, under its first name.
                 args = (function, *tree_unflatten(rest, tree))
                 return functional_call(self, own, args, tie_weights=False)
 
-            return torch.vmap(alone, in_dims=(0, *dims))(weights, *leaves)
+            found = torch.vmap(alone, in_dims=(0, *dims))(weights, *leaves)
+            return tree_map(lambda x: x.movedim(0, min(seeds_at, x.dim() - 1)), found)
 
         return together
 

@@ -173,6 +173,7 @@ class SAC:
             if isinstance(cfg.plasticity, ReDoConfig)
             else None
         )
+        self.only_alone = "ReDo looks at the units of one network" if self.redo else None
         self.updates = 0
         self.resets = 0
 
