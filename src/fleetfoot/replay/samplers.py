@@ -12,7 +12,7 @@ from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.evict import EvictionConfig, FifoConfig
 from fleetfoot.replay.ring import Ring
-from fleetfoot.replay.sum_tree import MinTree, SumTree, tree_bytes
+from fleetfoot.replay.sum_tree import MinTree, SumTree, last_wins, tree_bytes
 
 LEAST = 1e-6  # added to every absolute error, so that no row is out of reach
 MOST = 1e30  # stands for errors that are infinite, which would make every sum infinite
@@ -171,8 +171,9 @@ class Proportional:
         self, cfg: ProportionalConfig, ring: Ring, rows: int, seed: int, device: torch.device
     ):
         self.cfg, self.device = cfg, device
-        self.nowhere = ring.lines * ring.columns
-        leaves = self.nowhere + 1
+        rows_at_all = ring.lines * ring.columns
+        leaves = rows_at_all + 1
+        self.nowhere = torch.tensor(rows_at_all, device=device)  # the leaf of no row
         self.tree = SumTree(leaves, device)
         self.smallest = MinTree(leaves, device) if cfg.largest_weight == "buffer" else None
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority, before alpha
@@ -180,12 +181,15 @@ class Proportional:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
-        u = torch.rand(rows, generator=self.generator, device=self.device, dtype=torch.float64)
+        like = {"device": self.device, "dtype": torch.float64}
+        u = torch.rand(rows, generator=self.generator, **like)
+        scale = self.tree.total()
         if self.cfg.stratified:
-            u = (torch.arange(rows, device=self.device) + u) / rows
-        leaf, value = self.tree.find(u * self.tree.total())
+            u += torch.arange(rows, **like)
+            scale = scale / rows
+        leaf, value = self.tree.find(u * scale)
         smallest = value.amin() if self.smallest is None else self.smallest.total()
-        weight = (value / smallest).pow(-self.cfg.beta).float()
+        weight = (value / smallest).pow_(-self.cfg.beta).float()
         age, column = ring.place(leaf)
         return Drawn(age, column, weight)
 
@@ -206,10 +210,9 @@ class Proportional:
                 "this agent reports no errors, so its replay cannot be prioritised: "
                 "use --replay.sampler UniformConfig."
             )
-        age, column = ring.named(row_id)
-        leaf = ring.address(age, column)
-        alive = (age >= 0) & (self.tree.get(leaf) > 0)
-        priority = torch.where(alive, self._priority(td_error), 0.0)
+        leaf, alive = ring.find(row_id)
+        alive &= self.tree.get(leaf) > 0
+        priority = self._priority(td_error).mul_(alive)
         self.largest = torch.maximum(self.largest, priority.amax())
         self._set(torch.where(alive, leaf, self.nowhere), priority, distinct=False)
         self._clear(self.eviction.updated(ring), distinct=True)
@@ -220,15 +223,18 @@ class Proportional:
     def _priority(self, td_error: Tensor) -> Tensor:
         # One error that is no number must not spoil the sums of all rows.
         error = td_error.detach().to(self.device, torch.float64).abs()
-        return error.nan_to_num(nan=0.0, posinf=MOST) + LEAST
+        return error.nan_to_num_(nan=0.0, posinf=MOST).add_(LEAST)
 
     def _set(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
         """priority 0: the row cannot be drawn."""
-        kept = priority > 0
-        value = torch.where(kept, priority, 1.0).pow(self.cfg.alpha)
-        self.tree.set(leaf, torch.where(kept, value, 0.0), distinct=distinct)
+        if not distinct:
+            leaf, priority = last_wins(leaf, priority)
+        value = priority.pow(self.cfg.alpha)
+        if self.cfg.alpha == 0:
+            value *= priority > 0
+        self.tree.set(leaf, value, distinct=True)
         if self.smallest is not None:
-            self.smallest.set(leaf, torch.where(kept, value, torch.inf), distinct=distinct)
+            self.smallest.set(leaf, value.masked_fill(value == 0, torch.inf), distinct=True)
         self.eviction.changed(leaf, priority, distinct=distinct)
 
     def _clear(self, leaf: Tensor | None, *, distinct: bool) -> None:
