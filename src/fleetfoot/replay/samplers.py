@@ -179,19 +179,27 @@ class Proportional:
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority, before alpha
         self.eviction = cfg.eviction.build_eviction(rows, ring.columns, leaves, seed + 1, device)
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.shares = torch.empty(0, device=device)  # where each of equal shares begins
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
-        like = {"device": self.device, "dtype": torch.float64}
-        u = torch.rand(rows, generator=self.generator, **like)
-        scale = self.tree.total()
-        if self.cfg.stratified:
-            u += torch.arange(rows, **like)
-            scale = scale / rows
-        leaf, value = self.tree.find(u * scale)
+        u = self._uniform(rows)
+        leaf, value = self.tree.draw(u)
         smallest = value.amin() if self.smallest is None else self.smallest.total()
         weight = (value / smallest).pow_(-self.cfg.beta).float()
         age, column = ring.place(leaf)
         return Drawn(age, column, weight)
+
+    def _uniform(self, rows: int) -> Tensor:
+        """[rows] float64 on [0, 1): independent, or one from each of `rows` equal shares."""
+        if not self.cfg.stratified:
+            return self._random(rows, 1.0)
+        if len(self.shares) != rows:
+            self.shares = torch.arange(rows, dtype=torch.float64, device=self.device) / rows
+        return self._random(rows, 1 / rows).add_(self.shares)
+
+    def _random(self, rows: int, most: float) -> Tensor:
+        u = torch.empty(rows, dtype=torch.float64, device=self.device)
+        return u.uniform_(0.0, most, generator=self.generator)
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
         if td_error is None:
@@ -235,7 +243,7 @@ class Proportional:
         self.tree.set(leaf, value, distinct=True)
         if self.smallest is not None:
             self.smallest.set(leaf, value.masked_fill(value == 0, torch.inf), distinct=True)
-        self.eviction.changed(leaf, priority, distinct=distinct)
+        self.eviction.changed(leaf, priority)
 
     def _clear(self, leaf: Tensor | None, *, distinct: bool) -> None:
         if leaf is not None:

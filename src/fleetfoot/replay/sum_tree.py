@@ -126,8 +126,14 @@ class SumTree(Tree):
         mass [k] float64 in [0, total). The total itself, where rounding leads to it, finds the last leaf. Some leaf
         must be above 0.
         """
+        return self._below_top(torch.minimum(mass, self.top_sums().most))
+
+    def draw(self, u: Tensor) -> Found:
+        """Leaves in proportion to their values, from u [k] float64, uniform on [0, 1]. Some leaf must be above 0."""
+        return self._below_top(u * self.top_sums().most)
+
+    def _below_top(self, mass: Tensor) -> Found:
         top = self.top_sums()
-        mass = torch.minimum(mass, top.most)
         node = torch.searchsorted(top.ends, mass, right=True)
         mass = mass - top.starts.index_select(0, node)
         # A node and the last of its children's `ends` are one sum in two orders: stay clear of the difference.
