@@ -13,7 +13,7 @@ from torch import Tensor
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
-from fleetfoot.replay.replay import GIB, ReplayConfig
+from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.replay.sum_tree import SumTree
@@ -26,6 +26,7 @@ SIZES = {
 }
 
 STACK, SIDE = 4, 84  # an Atari observation
+FRAME_ROWS = 500  # per console
 TREE_ITEMS = 2_000_000
 TREE_BATCH = 512
 ALPHA = 0.6
@@ -202,19 +203,13 @@ def _frames_memory() -> dict[str, Any]:
     }
 
 
-def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Prioritised, three steps, 64 consoles, batches of 512: each sampled batch is also given new priorities."""
+def frames_replay(device: torch.device) -> tuple[Replay, Transition]:
+    """Prioritised, three steps, 64 consoles; empty, and a vec step to fill it with."""
     spec = frames_spec(64, device)
-    cfg = ReplayConfig(capacity=64 * 500, n_step=3, sampler=ProportionalConfig())
-    replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
+    cfg = ReplayConfig(capacity=64 * FRAME_ROWS, n_step=3, sampler=ProportionalConfig())
     random = torch.Generator(device).manual_seed(0)
-    stacks = torch.randint(
-        256,
-        (spec.num_envs, STACK + 1, SIDE, SIDE),
-        generator=random,
-        device=device,
-        dtype=torch.uint8,
-    )
+    shape = (spec.num_envs, STACK + 1, SIDE, SIDE)
+    stacks = torch.randint(256, shape, generator=random, device=device, dtype=torch.uint8)
     ended = torch.zeros(spec.num_envs, dtype=torch.bool, device=device)
     now, following = stacks[:, :-1], stacks[:, 1:]
     step = Transition(
@@ -226,10 +221,18 @@ def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
         next_obs=Obs(following, following),
         info={},
     )
+    return cfg.build(spec, gamma=0.99, seed=0, device=device), step
+
+
+def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Batches of 512: each sampled batch is also given new priorities."""
+    replay, step = frames_replay(device)
+    random = torch.Generator(device).manual_seed(0)
     error = torch.rand(TREE_BATCH, generator=random, device=device)
-    appends = _rate(lambda: replay.append(step, error[: spec.num_envs]), seconds, device)
-    for _ in range(500):
-        replay.append(step, error[: spec.num_envs])
+    width = len(step.reward)
+    appends = _rate(lambda: replay.append(step, error[:width]), seconds, device)
+    for _ in range(FRAME_ROWS):
+        replay.append(step, error[:width])
 
     def sample() -> None:
         replay.reprioritize(replay.sample(TREE_BATCH).row_id, error)
@@ -237,7 +240,7 @@ def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
     return {
         "sizes": f"Atari {SIDE}x{SIDE}x{STACK}",
         "batch_size": TREE_BATCH,
-        "append_rows_per_second": appends * spec.num_envs,
+        "append_rows_per_second": appends * width,
         "sample_and_reprioritize_rows_per_second": _rate(sample, seconds, device) * TREE_BATCH,
     }
 
