@@ -50,7 +50,8 @@ def test_no_more_batches_wait_than_asked_for_and_none_before_the_first_is_wanted
         time.sleep(0.05)
         assert len(ahead.ready) == 3
         thread = ahead.thread
-    assert thread is not None and not thread.is_alive()
+    assert thread is not None
+    assert not thread.is_alive()
 
 
 def test_a_depth_of_0_is_the_replay_itself() -> None:
@@ -74,12 +75,20 @@ def test_the_threads_error_reaches_the_learner_as_it_was(monkeypatch: pytest.Mon
 
 
 def test_a_learner_that_fails_ends_the_thread() -> None:
-    with pytest.raises(KeyboardInterrupt), prefetching(made(), rows=5, depth=2) as ahead:
-        list(ahead.batches(1, 5))
-        assert isinstance(ahead, PrefetchedReplay)
-        thread = ahead.thread
-        raise KeyboardInterrupt
-    assert thread is not None and not thread.is_alive()
+    seen: list[threading.Thread | None] = []
+
+    def fail() -> None:
+        with prefetching(made(), rows=5, depth=2) as ahead:
+            list(ahead.batches(1, 5))
+            assert isinstance(ahead, PrefetchedReplay)
+            seen.append(ahead.thread)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    (thread,) = seen
+    assert thread is not None
+    assert not thread.is_alive()
 
 
 def test_errors_of_rows_that_are_gone_by_now_are_ignored() -> None:
