@@ -209,8 +209,8 @@ class Proportional:
             self.largest = torch.maximum(self.largest, priority.amax())
         # Rows of age -1 have just lost their place, or never had one.
         leaf = torch.cat([ring.line(ring.size - 1), ring.line(-1)])
-        self._set(leaf, torch.cat([priority, torch.zeros_like(priority)]), distinct=True)
-        self._clear(self.eviction.appended(ring), distinct=False)
+        self.set_priority(leaf, torch.cat([priority, torch.zeros_like(priority)]))
+        self._clear(self.eviction.appended(ring))
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         if td_error is None:
@@ -222,8 +222,8 @@ class Proportional:
         alive &= self.tree.get(leaf) > 0
         priority = self._priority(td_error).mul_(alive)
         self.largest = torch.maximum(self.largest, priority.amax())
-        self._set(torch.where(alive, leaf, self.nowhere), priority, distinct=False)
-        self._clear(self.eviction.updated(ring), distinct=True)
+        self.set_priority(*last_wins(torch.where(alive, leaf, self.nowhere), priority))
+        self._clear(self.eviction.updated(ring))
 
     def readable(self, ring: Ring) -> int:
         return self.eviction.readable(ring)
@@ -233,10 +233,8 @@ class Proportional:
         error = td_error.detach().to(self.device, torch.float64).abs()
         return error.nan_to_num_(nan=0.0, posinf=MOST).add_(LEAST)
 
-    def _set(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
-        """priority 0: the row cannot be drawn."""
-        if not distinct:
-            leaf, priority = last_wins(leaf, priority)
+    def set_priority(self, leaf: Tensor, priority: Tensor) -> None:
+        """float64, before alpha; 0: the row cannot be drawn. Equal leaves must have equal ones."""
         value = priority.pow(self.cfg.alpha)
         if self.cfg.alpha == 0:
             value *= priority > 0
@@ -245,10 +243,10 @@ class Proportional:
             self.smallest.set(leaf, value.masked_fill(value == 0, torch.inf), distinct=True)
         self.eviction.changed(leaf, priority)
 
-    def _clear(self, leaf: Tensor | None, *, distinct: bool) -> None:
+    def _clear(self, leaf: Tensor | None) -> None:
         if leaf is not None:
             zero = torch.zeros(leaf.shape, dtype=torch.float64, device=self.device)
-            self._set(leaf, zero, distinct=distinct)
+            self.set_priority(leaf, zero)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

@@ -53,8 +53,8 @@ class Tree:
         return self.levels[0].view(-1).index_select(0, leaf)
 
     def set(self, leaf: Tensor, value: Tensor, *, distinct: bool = False) -> None:
-        """Give leaves ([k] int64) new values ([k]). Of equal leaves the last counts; `distinct` promises none, or equal
-        values for them."""
+        """Give leaves ([k] int64) new values ([k]). Of equal leaves the last counts; `distinct` promises that there are
+        none, or none with different values."""
         at: Tensor | None = leaf  # None: everywhere
         if not distinct:
             at, value = last_wins(leaf, value)
