@@ -338,3 +338,26 @@ def test_prioritised_fast_td3_solves_the_pendulum(tmp_path: Any) -> None:
         threads=1,
     )
     assert train(recipe, tmp_path / "run").best_return >= -250
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("largest", ["batch", "buffer"])
+def test_on_a_gpu_neither_draws_nor_updates_wait_for_it(largest: Any) -> None:
+    device = torch.device("cuda")
+    sampler = ProportionalConfig(eviction=HARD, largest_weight=largest)
+    cfg = ReplayConfig(capacity=24, final_share=1.0, sampler=sampler)
+    replay = cfg.build(replace(make_spec(3), device=device), gamma=0.9, seed=0, device=device)
+    error = torch.tensor([0.1, 1.0, 10.0], device=device)
+    assert isinstance(replay.sampler, Proportional)
+    ring, found = replay.ring, replay.sampler
+    ring.size = ring.written = 8
+    ring.moved()
+    found.set_priority(torch.arange(24, device=device), error.double().repeat(8))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drawn = found.draw(16, ring)
+        new = torch.ones(16, device=device)
+        found.reprioritize(ring, ring.row_id(drawn.age, drawn.column), new)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(drawn.weight.max()) <= 1.0

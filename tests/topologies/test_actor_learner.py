@@ -199,7 +199,7 @@ def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
 def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:
     lean = CheckpointConfig(every_vec_steps=0, replay=False)
     recipe = small("apex_dqn/cartpole", total_vec_steps=150, checkpoint=lean)
-    recipe = changed(recipe, actors=2, free=True, max_reuse=2.0)
+    recipe = changed(recipe, actors=2, free=True, max_reuse=2.0, prefetch=4)
     result = train(recipe, tmp_path / "run")
     assert result.finished
     saved = checkpoint.load(tmp_path / "run").state["updates"]
@@ -287,6 +287,8 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert not ActorLearnerConfig().states_priorities(td3), "a uniform sampler has no use for them"
     with pytest.raises(UserError, match="one actor"):
         ActorLearnerConfig(actors=2, lockstep=True)
+    with pytest.raises(UserError, match="prefetch must be 0 or more, not -1"):
+        ActorLearnerConfig(prefetch=-1)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"fleetfoot\[ray\]"):
         load_ray()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +14,9 @@ from torch import Tensor
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
-from fleetfoot.replay.replay import GIB, ReplayConfig
+from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
-from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.replay.samplers import Proportional, ProportionalConfig
 from fleetfoot.replay.sum_tree import SumTree
 
 # name: observation size, action size, environments, rows per environment, episode length
@@ -26,8 +27,10 @@ SIZES = {
 }
 
 STACK, SIDE = 4, 84  # an Atari observation
+FRAME_ROWS = 500  # per console
 TREE_ITEMS = 2_000_000
 TREE_BATCH = 512
+TREE_ROUNDS = 25
 ALPHA = 0.6
 
 
@@ -54,7 +57,7 @@ def bench_replay(
         ],
         "frames_memory": [_frames_memory()],
         "frames_speed": [_frames_speed(place, seconds / 4)],
-        "priorities": _priorities(place, seconds / 4),
+        "priorities": _priorities(place, seconds),
     }
 
 
@@ -155,23 +158,24 @@ def _bytes(batch: Batch) -> int:
 def _rate(work: Callable[[], object], seconds: float, device: torch.device) -> float:
     """Calls per second, best of three stretches."""
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     for _ in range(10):
         work()
-    wait()
+    _wait(device)
     best = 0.0
     for _ in range(3):
         count, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds / 3:
             for _ in range(10):
                 work()
-            wait()
+            _wait(device)
             count += 10
         best = max(best, count / (time.perf_counter() - start))
     return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def frames_spec(num_envs: int, device: torch.device) -> EnvSpec:
@@ -202,19 +206,13 @@ def _frames_memory() -> dict[str, Any]:
     }
 
 
-def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Prioritised, three steps, 64 consoles, batches of 512: each sampled batch is also given new priorities."""
+def frames_replay(device: torch.device) -> tuple[Replay, Transition]:
+    """Prioritised, three steps, 64 consoles; empty, and a vec step to fill it with."""
     spec = frames_spec(64, device)
-    cfg = ReplayConfig(capacity=64 * 500, n_step=3, sampler=ProportionalConfig())
-    replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
+    cfg = ReplayConfig(capacity=64 * FRAME_ROWS, n_step=3, sampler=ProportionalConfig())
     random = torch.Generator(device).manual_seed(0)
-    stacks = torch.randint(
-        256,
-        (spec.num_envs, STACK + 1, SIDE, SIDE),
-        generator=random,
-        device=device,
-        dtype=torch.uint8,
-    )
+    shape = (spec.num_envs, STACK + 1, SIDE, SIDE)
+    stacks = torch.randint(256, shape, generator=random, device=device, dtype=torch.uint8)
     ended = torch.zeros(spec.num_envs, dtype=torch.bool, device=device)
     now, following = stacks[:, :-1], stacks[:, 1:]
     step = Transition(
@@ -226,10 +224,18 @@ def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
         next_obs=Obs(following, following),
         info={},
     )
+    return cfg.build(spec, gamma=0.99, seed=0, device=device), step
+
+
+def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Batches of 512: each sampled batch is also given new priorities."""
+    replay, step = frames_replay(device)
+    random = torch.Generator(device).manual_seed(0)
     error = torch.rand(TREE_BATCH, generator=random, device=device)
-    appends = _rate(lambda: replay.append(step, error[: spec.num_envs]), seconds, device)
-    for _ in range(500):
-        replay.append(step, error[: spec.num_envs])
+    width = len(step.reward)
+    appends = _rate(lambda: replay.append(step, error[:width]), seconds, device)
+    for _ in range(FRAME_ROWS):
+        replay.append(step, error[:width])
 
     def sample() -> None:
         replay.reprioritize(replay.sample(TREE_BATCH).row_id, error)
@@ -237,79 +243,135 @@ def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
     return {
         "sizes": f"Atari {SIDE}x{SIDE}x{STACK}",
         "batch_size": TREE_BATCH,
-        "append_rows_per_second": appends * spec.num_envs,
+        "append_rows_per_second": appends * width,
         "sample_and_reprioritize_rows_per_second": _rate(sample, seconds, device) * TREE_BATCH,
     }
 
 
+class Contestant(NamedTuple):
+    """Calls of one prioritised sampler, each about a batch."""
+
+    name: str
+    update: Callable[[], object]
+    sample: Callable[[], object]
+    cycle: Callable[[], object]
+    """What a learner asks for around one update: draw, then give the rows drawn new priorities."""
+    device: torch.device
+
+
+class Errors:
+    """Rows and errors for one update after the other, the same for everyone."""
+
+    def __init__(self, device: torch.device):
+        random = torch.Generator(device).manual_seed(0)
+        self.leaf = torch.randint(TREE_ITEMS, (64, TREE_BATCH), generator=random, device=device)
+        self.error = torch.rand(64, TREE_BATCH, generator=random, device=device)
+        self.everything = torch.rand(TREE_ITEMS, generator=random, device=device)
+        self.at = 0
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        self.at = (self.at + 1) % 64
+        return self.leaf[self.at], self.error[self.at]
+
+    def next_error(self) -> Tensor:
+        return self.next()[1]
+
+
 def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
-    """Items per second that get new priorities and that are drawn, in batches of 512 out of two million.
+    """Items per second in batches of 512 out of two million: given new priorities, drawn, and both in turn.
 
-    `SumTree` is the tree alone; `Proportional` turns errors into priorities and draws into rows and weights, as
-    TorchRL's sampler does.
+    All take turns, round after round, and the median round counts. `SumTree` is the tree alone; `Proportional` turns
+    errors into priorities and draws into rows and importance weights, as TorchRL's sampler does, which divides weights
+    by the largest of all rows: `largest_weight="buffer"` does that too, the default divides by the largest of a batch.
     """
-    random = torch.Generator(device).manual_seed(0)
-    leaf = torch.randint(TREE_ITEMS, (64, TREE_BATCH), generator=random, device=device)
-    error = torch.rand(64, TREE_BATCH, generator=random, device=device)
-    turn = iter(range(2**62))
+    errors = Errors(device)
+    contestants = [
+        _tree(errors, device),
+        _proportional(errors, "batch", device),
+        _proportional(errors, "buffer", device),
+    ]
+    theirs = _torchrl(errors)
+    if isinstance(theirs, Contestant):
+        contestants.append(theirs)
+    parts = ("update", "sample", "cycle")
+    took: dict[tuple[str, str], list[float]] = {
+        (one.name, part): [] for one in contestants for part in parts
+    }
+    for turn in range(TREE_ROUNDS + 1):
+        for part in parts:
+            for one in contestants:
+                rate = _stretch(getattr(one, part), seconds / 12 / TREE_ROUNDS, one.device)
+                if turn > 0:  # the first round warms up
+                    took[one.name, part].append(rate * TREE_BATCH)
+    rows = []
+    for one in contestants:
+        row: dict[str, Any] = {"priorities": one.name}
+        for part in parts:
+            row[f"{part}s_per_second"] = statistics.median(took[one.name, part])
+        if isinstance(theirs, Contestant):
+            for part in parts:
+                pairs = zip(took[one.name, part], took[theirs.name, part], strict=True)
+                row[f"{part}_to_torchrl"] = statistics.median(a / b for a, b in pairs)
+        rows.append(row)
+    return rows if isinstance(theirs, Contestant) else [*rows, theirs]
 
+
+def _stretch(work: Callable[[], object], seconds: float, device: torch.device) -> float:
+    """Calls per second."""
+    count, start = 0, time.perf_counter()
+    while count == 0 or time.perf_counter() - start < seconds:
+        for _ in range(10):
+            work()
+        _wait(device)
+        count += 10
+    return count / (time.perf_counter() - start)
+
+
+def _tree(errors: Errors, device: torch.device) -> Contestant:
     tree = SumTree(TREE_ITEMS, device)
-    everything = torch.rand(TREE_ITEMS, generator=random, device=device)
-    tree.set(torch.arange(TREE_ITEMS, device=device), everything.pow(ALPHA), distinct=True)
+    tree.set(torch.arange(TREE_ITEMS, device=device), errors.everything.pow(ALPHA), distinct=True)
+    random = torch.Generator(device).manual_seed(0)
 
-    def update_tree() -> None:
-        k = next(turn) % 64
-        tree.set(leaf[k], error[k])
-
-    def draw_tree() -> None:
+    def sample() -> Tensor:
         u = torch.rand(TREE_BATCH, generator=random, device=device, dtype=torch.float64)
-        tree.find(u * tree.total())
+        return tree.draw(u).leaf
 
+    return Contestant(
+        "fleetfoot SumTree",
+        update=lambda: tree.set(*errors.next()),
+        sample=sample,
+        cycle=lambda: tree.set(sample(), errors.next_error()),
+        device=device,
+    )
+
+
+def _proportional(
+    errors: Errors, largest: Literal["batch", "buffer"], device: torch.device
+) -> Contestant:
     spec = make_spec(1, 1, 1000, 1000, device)
-    cfg = ReplayConfig(capacity=TREE_ITEMS, sampler=ProportionalConfig(alpha=ALPHA))
+    proportional = ProportionalConfig(alpha=ALPHA, largest_weight=largest)
+    cfg = ReplayConfig(capacity=TREE_ITEMS, sampler=proportional)
     replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
     sampler, ring = replay.sampler, replay.ring
+    assert isinstance(sampler, Proportional)
     ring.size = ring.written = TREE_ITEMS // spec.num_envs  # no rows, only their places
     ring.moved()
-    for age in range(ring.size):
-        sampler.tree.set(ring.line(age), everything[: spec.num_envs], distinct=True)  # type: ignore[attr-defined]
+    sampler.set_priority(torch.arange(TREE_ITEMS, device=device), errors.everything.double())
 
-    def update_sampler() -> None:
-        k = next(turn) % 64
-        sampler.reprioritize(ring, leaf[k], error[k])
+    def cycle() -> None:
+        drawn = sampler.draw(TREE_BATCH, ring)
+        sampler.reprioritize(ring, ring.row_id(drawn.age, drawn.column), errors.next_error())
 
-    rows = [
-        _priority_row("fleetfoot SumTree", update_tree, draw_tree, seconds, device),
-        _priority_row(
-            "fleetfoot Proportional",
-            update_sampler,
-            lambda: sampler.draw(TREE_BATCH, ring),
-            seconds,
-            device,
-        ),
-    ]
-    return [*rows, _torchrl(leaf, error, everything, seconds, device)]
+    return Contestant(
+        f"fleetfoot Proportional, {largest}",
+        update=lambda: sampler.reprioritize(ring, *errors.next()),
+        sample=lambda: sampler.draw(TREE_BATCH, ring),
+        cycle=cycle,
+        device=device,
+    )
 
 
-def _priority_row(
-    name: str,
-    update: Callable[[], object],
-    draw: Callable[[], object],
-    seconds: float,
-    device: torch.device,
-) -> dict[str, Any]:
-    return {
-        "priorities": name,
-        "items": TREE_ITEMS,
-        "batch_size": TREE_BATCH,
-        "updates_per_second": _rate(update, seconds, device) * TREE_BATCH,
-        "samples_per_second": _rate(draw, seconds, device) * TREE_BATCH,
-    }
-
-
-def _torchrl(
-    leaf: Tensor, error: Tensor, everything: Tensor, seconds: float, device: torch.device
-) -> dict[str, Any]:
+def _torchrl(errors: Errors) -> Contestant | dict[str, Any]:
     """TorchRL's prioritised sampler on the same items; its trees are on the CPU whatever the device."""
     name = "TorchRL PrioritizedSampler"
     try:
@@ -327,14 +389,18 @@ def _torchrl(
         def __len__(self) -> int:
             return TREE_ITEMS
 
-    items, turn = Items(), iter(range(2**62))
-    leaf, error = leaf.cpu(), error.cpu()
-    sampler.update_priority(torch.arange(TREE_ITEMS), everything.cpu())
+    items, cpu = Items(), torch.device("cpu")
+    mine = errors if errors.leaf.device == cpu else Errors(cpu)
+    sampler.update_priority(torch.arange(TREE_ITEMS), mine.everything)
 
-    def update() -> None:
-        k = next(turn) % 64
-        sampler.update_priority(leaf[k], error[k])
+    def cycle() -> None:
+        index, _ = sampler.sample(items, TREE_BATCH)
+        sampler.update_priority(index, mine.next_error())
 
-    return _priority_row(
-        name, update, lambda: sampler.sample(items, TREE_BATCH), seconds, torch.device("cpu")
+    return Contestant(
+        name,
+        update=lambda: sampler.update_priority(*mine.next()),
+        sample=lambda: sampler.sample(items, TREE_BATCH),
+        cycle=cycle,
+        device=cpu,
     )

@@ -36,6 +36,7 @@ BENCHMARKS = {
         "mjlab: our adapter and mjlab's own environment",
     ),
     "apex": ("fleetfoot.bench.apex:bench_apex", "Ape-X: an actor and the bare ale-py on one core"),
+    "prefetch": ("fleetfoot.bench.prefetch:bench_prefetch", "Ape-X: batches drawn ahead"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
         "fleetfoot.bench.peers:bench_peers",

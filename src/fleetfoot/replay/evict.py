@@ -25,8 +25,8 @@ from fleetfoot.replay.sum_tree import SumTree, first_of_each, tree_bytes
 class Eviction(Protocol):
     """Says which leaves (addresses of the ring) become unreadable; the sampler clears them and tells it so."""
 
-    def changed(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
-        """Priorities have changed; 0 stands for a row that cannot be drawn any more."""
+    def changed(self, leaf: Tensor, priority: Tensor) -> None:
+        """Priorities have changed; 0 stands for a row that cannot be drawn any more. Equal leaves have equal ones."""
         ...
 
     def appended(self, ring: Ring) -> Tensor | None:
@@ -93,7 +93,7 @@ class Fifo:
         self.every, self.rows = cfg.every_updates, rows
         self.updates = 0
 
-    def changed(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
+    def changed(self, leaf: Tensor, priority: Tensor) -> None:
         """Age alone decides."""
 
     def appended(self, ring: Ring) -> None:
@@ -156,12 +156,12 @@ class Inverse:
         self.count = torch.zeros((), dtype=torch.int64, device=device)  # rows that can be drawn
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def changed(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
+    def changed(self, leaf: Tensor, priority: Tensor) -> None:
         kept = priority > 0
         # Leaves named twice stay what they are, readable or not, so each counts once.
         self.count += kept.sum() - (self.tree.get(leaf) > 0).sum()
         chance = torch.where(kept, priority, 1.0).pow(self.exponent)
-        self.tree.set(leaf, torch.where(kept, chance, 0.0), distinct=distinct)
+        self.tree.set(leaf, torch.where(kept, chance, 0.0), distinct=True)
 
     def appended(self, ring: Ring) -> Tensor | None:
         u = torch.rand(
@@ -172,7 +172,7 @@ class Inverse:
         )
         if ring.stored <= self.capacity:
             return None
-        leaf = self.tree.find(u * self.tree.total()).leaf
+        leaf = self.tree.draw(u).leaf
         first = first_of_each(leaf)
         goes = first & (first.cumsum(0) <= self.count - self.capacity)
         return torch.where(goes, leaf, self.nowhere)

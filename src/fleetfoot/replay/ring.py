@@ -228,7 +228,7 @@ class Ring:
     def place(self, address: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of what is at an address: the inverse of `address`."""
         line = address // self.columns
-        return (line - self.gone) % self.lines, address % self.columns
+        return (line - self.gone) % self.lines, address - line * self.columns
 
     def exists(self, age: Tensor, column: Tensor) -> Tensor:
         """Is there a row of this age (0 or more), or is it yet to come?"""
@@ -250,6 +250,10 @@ class Ring:
     def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of rows by their names; the age is below 0 for rows that cannot be read any more."""
         return row_id // self.columns - self.gone, row_id % self.columns
+
+    def find(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Addresses of rows by their names, and [k] bool: can they still be read?"""
+        return row_id % (self.lines * self.columns), row_id >= self.gone * self.columns
 
     def obs_at(self, age: Tensor, column: Tensor) -> tuple[Obs, Tensor]:
         """The observations of rows, and [B] bool: are they as they were seen? (Always, but for stacks of frames.)"""

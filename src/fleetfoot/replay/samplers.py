@@ -12,7 +12,7 @@ from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.evict import EvictionConfig, FifoConfig
 from fleetfoot.replay.ring import Ring
-from fleetfoot.replay.sum_tree import MinTree, SumTree, tree_bytes
+from fleetfoot.replay.sum_tree import MinTree, SumTree, last_wins, tree_bytes
 
 LEAST = 1e-6  # added to every absolute error, so that no row is out of reach
 MOST = 1e30  # stands for errors that are infinite, which would make every sum infinite
@@ -175,23 +175,35 @@ class Proportional:
         self, cfg: ProportionalConfig, ring: Ring, rows: int, seed: int, device: torch.device
     ):
         self.cfg, self.device = cfg, device
-        self.nowhere = ring.lines * ring.columns
-        leaves = self.nowhere + 1
+        rows_at_all = ring.lines * ring.columns
+        leaves = rows_at_all + 1
+        self.nowhere = torch.tensor(rows_at_all, device=device)  # the leaf of no row
         self.tree = SumTree(leaves, device)
         self.smallest = MinTree(leaves, device) if cfg.largest_weight == "buffer" else None
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority, before alpha
         self.eviction = cfg.eviction.build_eviction(rows, ring.columns, leaves, seed + 1, device)
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.shares = torch.empty(0, device=device)  # where each of equal shares begins
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
-        u = torch.rand(rows, generator=self.generator, device=self.device, dtype=torch.float64)
-        if self.cfg.stratified:
-            u = (torch.arange(rows, device=self.device) + u) / rows
-        leaf, value = self.tree.find(u * self.tree.total())
+        u = self._uniform(rows)
+        leaf, value = self.tree.draw(u)
         smallest = value.amin() if self.smallest is None else self.smallest.total()
-        weight = (value / smallest).pow(-self.cfg.beta).float()
+        weight = (value / smallest).pow_(-self.cfg.beta).float()
         age, column = ring.place(leaf)
         return Drawn(age, column, weight)
+
+    def _uniform(self, rows: int) -> Tensor:
+        """[rows] float64 on [0, 1): independent, or one from each of `rows` equal shares."""
+        if not self.cfg.stratified:
+            return self._random(rows, 1.0)
+        if len(self.shares) != rows:
+            self.shares = torch.arange(rows, dtype=torch.float64, device=self.device) / rows
+        return self._random(rows, 1 / rows).add_(self.shares)
+
+    def _random(self, rows: int, most: float) -> Tensor:
+        u = torch.empty(rows, dtype=torch.float64, device=self.device)
+        return u.uniform_(0.0, most, generator=self.generator)
 
     def appended(self, ring: Ring, td_error: Tensor | None) -> None:
         if td_error is None:
@@ -201,8 +213,8 @@ class Proportional:
             self.largest = torch.maximum(self.largest, priority.amax())
         # Rows of age -1 have just lost their place, or never had one.
         leaf = torch.cat([ring.line(ring.size - 1), ring.line(-1)])
-        self._set(leaf, torch.cat([priority, torch.zeros_like(priority)]), distinct=True)
-        self._clear(self.eviction.appended(ring), distinct=False)
+        self.set_priority(leaf, torch.cat([priority, torch.zeros_like(priority)]))
+        self._clear(self.eviction.appended(ring))
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         if td_error is None:
@@ -210,13 +222,12 @@ class Proportional:
                 "this agent reports no errors, so its replay cannot be prioritised: "
                 "use --replay.sampler UniformConfig."
             )
-        age, column = ring.named(row_id)
-        leaf = ring.address(age, column)
-        alive = (age >= 0) & (self.tree.get(leaf) > 0)
-        priority = torch.where(alive, self._priority(td_error), 0.0)
+        leaf, alive = ring.find(row_id)
+        alive &= self.tree.get(leaf) > 0
+        priority = self._priority(td_error).mul_(alive)
         self.largest = torch.maximum(self.largest, priority.amax())
-        self._set(torch.where(alive, leaf, self.nowhere), priority, distinct=False)
-        self._clear(self.eviction.updated(ring), distinct=True)
+        self.set_priority(*last_wins(torch.where(alive, leaf, self.nowhere), priority))
+        self._clear(self.eviction.updated(ring))
 
     def readable(self, ring: Ring) -> int:
         return self.eviction.readable(ring)
@@ -224,21 +235,22 @@ class Proportional:
     def _priority(self, td_error: Tensor) -> Tensor:
         # One error that is no number must not spoil the sums of all rows.
         error = td_error.detach().to(self.device, torch.float64).abs()
-        return error.nan_to_num(nan=0.0, posinf=MOST) + LEAST
+        return error.nan_to_num_(nan=0.0, posinf=MOST).add_(LEAST)
 
-    def _set(self, leaf: Tensor, priority: Tensor, *, distinct: bool) -> None:
-        """priority 0: the row cannot be drawn."""
-        kept = priority > 0
-        value = torch.where(kept, priority, 1.0).pow(self.cfg.alpha)
-        self.tree.set(leaf, torch.where(kept, value, 0.0), distinct=distinct)
+    def set_priority(self, leaf: Tensor, priority: Tensor) -> None:
+        """float64, before alpha; 0: the row cannot be drawn. Equal leaves must have equal ones."""
+        value = priority.pow(self.cfg.alpha)
+        if self.cfg.alpha == 0:
+            value *= priority > 0
+        self.tree.set(leaf, value, distinct=True)
         if self.smallest is not None:
-            self.smallest.set(leaf, torch.where(kept, value, torch.inf), distinct=distinct)
-        self.eviction.changed(leaf, priority, distinct=distinct)
+            self.smallest.set(leaf, value.masked_fill(value == 0, torch.inf), distinct=True)
+        self.eviction.changed(leaf, priority)
 
-    def _clear(self, leaf: Tensor | None, *, distinct: bool) -> None:
+    def _clear(self, leaf: Tensor | None) -> None:
         if leaf is not None:
             zero = torch.zeros(leaf.shape, dtype=torch.float64, device=self.device)
-            self._set(leaf, zero, distinct=distinct)
+            self.set_priority(leaf, zero)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

@@ -74,8 +74,9 @@ class SharedRing(Ring):
         return (dropped + age) % self.lines * self.columns + column
 
     def place(self, address: Tensor) -> tuple[Tensor, Tensor]:
-        line, column = address // self.columns, address % self.columns
-        return (line - self.dropped[column]) % self.lines, column
+        line = address // self.columns
+        column = address - line * self.columns
+        return (line - self.dropped.index_select(0, column)) % self.lines, column
 
     def row_id(self, age: Tensor, column: Tensor) -> Tensor:
         dropped: Tensor = self.dropped[column]
@@ -84,6 +85,10 @@ class SharedRing(Ring):
     def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         column = row_id % self.columns
         return row_id // self.columns - self.dropped[column], column
+
+    def find(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.dropped.index_select(0, row_id % self.columns) * self.columns
+        return row_id % (self.lines * self.columns), row_id >= first
 
     def exists(self, age: Tensor, column: Tensor) -> Tensor:
         size: Tensor = self.sizes[column]

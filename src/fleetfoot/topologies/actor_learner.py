@@ -20,7 +20,8 @@ Deviations from the paper:
     [2] Rows arrive n steps late, when their priority is known; a window at the end of what has arrived is shorter
         until its rest is there.
     [3] The replay is trimmed per environment, each to its share of the capacity.
-    [4] No batch is prefetched, and the lead of a free learner is bounded (`max_reuse`).
+    [4] Batches are drawn ahead (the paper: up to 16) only where `prefetch` asks for it, and the lead of a free
+        learner is bounded (`max_reuse`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Lead
 from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
+from fleetfoot.replay.prefetch import prefetching
 from fleetfoot.speed import updater
 from fleetfoot.topologies.actor_fleet import Fleet
 from fleetfoot.topologies.block import unpack_lines
@@ -87,6 +89,8 @@ class ActorLearnerConfig:
     """The learner does not wait for the actors, nor they for it; False: updates as the pace owes them."""
     max_reuse: float = 32.0
     """free: rows learned from per row received, at most. A learner that has had its share waits for actors."""
+    prefetch: int = 0
+    """Batches drawn ahead by a thread while the learner works on the present one; 0: none, as always in lockstep."""
     lockstep: bool = False
     """One actor and the learner take turns: the same weights as `synchronous`, for tests."""
     ray: RayConfig = RayConfig()
@@ -97,6 +101,8 @@ class ActorLearnerConfig:
                 raise UserError(f"topology.{name} must be at least 1, not {getattr(self, name)}.")
         if not 0 < self.max_reuse < float("inf"):
             raise UserError(f"topology.max_reuse must be above 0, not {self.max_reuse}.")
+        if self.prefetch < 0:
+            raise UserError(f"topology.prefetch must be 0 or more, not {self.prefetch}.")
         if self.lockstep and (self.actors > 1 or self.free):
             raise UserError("topology.lockstep is for one actor, and not free.")
 
@@ -265,7 +271,9 @@ class Learner:
             run = FleetRun.of(self.packed, self.folder, state, self.told, again)
             self.begun = True
             try:
-                result = actor_learner(run, lambda: self.asked)
+                depth = 0 if run.cfg.lockstep else run.cfg.prefetch
+                with prefetching(run.replay, run.recipe.batch_size, depth) as run.replay:
+                    result = actor_learner(run, lambda: self.asked)
                 return replace(result, policy=result.policy.to(CPU))
             finally:
                 run.close()
