@@ -50,11 +50,12 @@ from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import rollout
-from fleetfoot.speed import EagerLearner, Half, learner
+from fleetfoot.speed import RECORDING, EagerLearner, Half, learner
 from fleetfoot.topologies.exchange import Channel, Reader, Versions
 from fleetfoot.topologies.run import Interrupt, Run
 
 STAGES = ("actor", "critic", "policy")
+SETTLED = 32  # rounds of learning after which all that is recorded has been
 
 
 @part
@@ -94,7 +95,7 @@ def split_learners(run: SplitRun) -> Result:
     total, cfg, gate = run.recipe.total_vec_steps, run.cfg, run.gate
 
     def step_env(action: Tensor) -> Step:
-        with run.split("simulate"):
+        with run.undisturbed(), run.split("simulate"):
             return run.env.step(action)
 
     vec_steps = rollout(step_env, run.acting.behaviour, run.explorer, run.obs, run.split)
@@ -247,6 +248,17 @@ class SplitRun(Run):
             device=self.device,
             split=split,
         )
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """While learners record their CUDA graphs, the simulator may be doing so too; two at once may fail."""
+        begun = self.gate.rounds["actor"]
+        if self.device.type != "cuda" or begun > self.recipe.pace.warmup_vec_steps + SETTLED:
+            yield
+            return
+        with RECORDING:
+            yield
+            synchronize(self.device)
 
     def refresh_actor(self) -> None:
         self.log.add({"split/acting_policy_lag": float(self.acting_policy.lag())})
