@@ -123,9 +123,11 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         for seed in args.seeds:
             words = "-".join(label.replace(",", "").replace(":", "to").split())
             folder = args.runs / f"{args.study}-{words}-seed{seed}"
-            if not (folder / "checkpoints" / "last.json").exists():
+            if not folder.exists():
                 train(replace(recipe, seed=seed), folder)
             curves[str(seed)] = points(folder, recipe)
+            if curves[str(seed)]["vec_steps"][-1] < recipe.total_vec_steps:
+                raise SystemExit(f"{folder} holds a run that was stopped: finish it, or delete it.")
             print(label, seed, curves[str(seed)]["return"], flush=True)
         rows.append({"variant": label, "recipe": to_json(recipe), "by_seed": curves})
     return {"study": args.study, "made_with": about, "rows": rows}
