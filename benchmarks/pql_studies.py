@@ -13,6 +13,7 @@ one that is there already is read, not trained again. `--redraw` draws a JSON th
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--recipe", default="pql/pendulum", help="of DDPG under split_learners")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--vec-steps", type=int, default=500)
+    parser.add_argument("--vec-steps", type=int, default=600)
     parser.add_argument("--evaluations", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs/pql_studies"))
@@ -106,10 +107,10 @@ def main() -> None:
         draw(result, args.plot)
 
 
-def study(args: argparse.Namespace) -> dict[str, Any]:
+def base_of(args: argparse.Namespace) -> Recipe:
     every = max(1, args.vec_steps // args.evaluations)
     named = recipes.get(args.recipe)
-    base = replace(
+    return replace(
         named,
         total_vec_steps=args.vec_steps,
         evaluation=replace(named.evaluation, every_vec_steps=every),
@@ -117,20 +118,29 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         checkpoint=CheckpointConfig(every_vec_steps=0, replay=False),
         device=args.device,
     )
+
+
+def study(args: argparse.Namespace) -> dict[str, Any]:
     about, rows = provenance(), []
-    for label, recipe in STUDIES[args.study](base).items():
+    for label, recipe in STUDIES[args.study](base_of(args)).items():
         curves = {}
         for seed in args.seeds:
-            words = "-".join(label.replace(",", "").replace(":", "to").split())
-            folder = args.runs / f"{args.study}-{words}-seed{seed}"
-            if not folder.exists():
-                train(replace(recipe, seed=seed), folder)
+            folder = trained(replace(recipe, seed=seed), args.runs)
             curves[str(seed)] = points(folder, recipe)
-            if curves[str(seed)]["vec_steps"][-1] < recipe.total_vec_steps:
-                raise SystemExit(f"{folder} holds a run that was stopped: finish it, or delete it.")
             print(label, seed, curves[str(seed)]["return"], flush=True)
         rows.append({"variant": label, "recipe": to_json(recipe), "by_seed": curves})
     return {"study": args.study, "made_with": about, "rows": rows}
+
+
+def trained(recipe: Recipe, runs: Path) -> Path:
+    """The folder of the run, which is made if it is not there. Studies share the runs they have in common."""
+    text = json.dumps(to_json(recipe), sort_keys=True)
+    folder = runs / hashlib.sha256(text.encode()).hexdigest()[:12]
+    if not folder.exists():
+        train(recipe, folder)
+    if curve(folder)[-1].vec_steps < recipe.total_vec_steps:
+        raise SystemExit(f"{folder} holds a run that was stopped: finish it, or delete it.")
+    return folder
 
 
 def points(folder: Path, recipe: Recipe) -> dict[str, Any]:
