@@ -97,10 +97,10 @@ class Channel(Generic[T]):
         """Hold on to items until the device is done with them: memory that a simulator owns goes back to it with the
         last reference, and it does not know of this stream."""
         if self.taken:
-            # What the taker does with items it asks for before it takes more.
+            # Whatever the taker wants of the device with its items, it has asked for by the time it takes more.
             self.in_use.append((self.taken, torch.cuda.current_stream().record_event()))
         self.taken = items
-        while self.in_use and self.in_use[0][1].query():
+        while self.in_use and self.in_use[0][1].query():  # type: ignore[no-untyped-call]
             self.in_use.popleft()
 
 
