@@ -35,8 +35,9 @@ LOSSES = (
 )  # what agents offer for compilation: pure functions of a batch
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
-# To begin a recording waits for the device, which would end one in another thread.
-RECORDING = threading.Lock()
+# To begin a recording waits for the device, which would end one in another thread. Reentrant: a topology may hold it
+# around a learner's first updates.
+RECORDING = threading.RLock()
 
 
 def learner(

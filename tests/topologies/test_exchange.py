@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fleetfoot.topologies.exchange import Channel
+from fleetfoot.topologies.split_learners import SETTLED, SplitRun
 
 
 class Event:
@@ -61,3 +64,37 @@ def test_on_a_cpu_nothing_is_kept() -> None:
     gc.collect()
     assert there() is None
     assert channel.take(None) == []
+
+
+def test_stages_take_turns_until_both_learners_have_compiled() -> None:
+    """torch compiles for one thread with the modules of all of them patched."""
+    run = SimpleNamespace(eager=False, learned_rounds={"critic": 0, "policy": 0})
+    run.device = torch.device("cpu")
+    inside: list[int] = []
+
+    def most_at_once() -> int:
+        together = threading.Barrier(2, timeout=0.2)
+
+        def work() -> None:
+            with SplitRun.one_at_a_time(run):  # type: ignore[arg-type]
+                try:
+                    together.wait()  # the other is inside too
+                    inside.append(2)
+                except threading.BrokenBarrierError:
+                    inside.append(1)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        inside.clear()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(inside)
+
+    assert most_at_once() == 1
+    run.learned_rounds["critic"] = SETTLED
+    assert most_at_once() == 1
+    run.learned_rounds["policy"] = SETTLED
+    assert most_at_once() == 2
+    run.learned_rounds["policy"], run.eager = 0, True
+    assert most_at_once() == 2

@@ -50,12 +50,12 @@ from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import rollout
-from fleetfoot.speed import RECORDING, EagerLearner, Half, learner
+from fleetfoot.speed import RECORDING, EagerLearner, Half, learner, resolved
 from fleetfoot.topologies.exchange import Channel, Reader, Versions
 from fleetfoot.topologies.run import Interrupt, Run
 
 STAGES = ("actor", "critic", "policy")
-SETTLED = 32  # rounds of learning after which all that is recorded has been
+SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses
 
 
 @part
@@ -95,7 +95,7 @@ def split_learners(run: SplitRun) -> Result:
     total, cfg, gate = run.recipe.total_vec_steps, run.cfg, run.gate
 
     def step_env(action: Tensor) -> Step:
-        with run.undisturbed(), run.split("simulate"):
+        with run.split("simulate"):
             return run.env.step(action)
 
     vec_steps = rollout(step_env, run.acting.behaviour, run.explorer, run.obs, run.split)
@@ -103,8 +103,9 @@ def split_learners(run: SplitRun) -> Result:
     with Interrupt(run.ranks) as interrupt, at_work(gate, rounds, run.device):
         while run.vec_steps < total and not interrupt.stops(run.vec_steps):
             gate.begin("actor")
-            run.refresh_actor()
-            transition = next(vec_steps)
+            with run.one_at_a_time():
+                run.refresh_actor()
+                transition = next(vec_steps)
             run.collected(transition)
             run.collected_rows.put(transition)
             gate.finish("actor")
@@ -221,6 +222,8 @@ class SplitRun(Run):
         self.tallied = (self.vec_steps, self.updates, self.policy_updates)
         self.chunk = max(1, int(recipe.pace.updates_per_vec_step))  # updates of a free round
         self.climbs = False  # the policy learner has something to climb
+        self.eager = resolved(recipe.execution, self.device) == "eager"
+        self.learned_rounds = {"critic": 0, "policy": 0}  # with updates in them, in this process
 
     def _copy(self) -> ActorCritic:
         """Another agent, equal to the first as long as neither has learned."""
@@ -250,10 +253,10 @@ class SplitRun(Run):
         )
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """While learners record their CUDA graphs, the simulator may be doing so too; two at once may fail."""
-        begun = self.gate.rounds["actor"]
-        if self.device.type != "cuda" or begun > self.recipe.pace.warmup_vec_steps + SETTLED:
+    def one_at_a_time(self) -> Iterator[None]:
+        """For a stage's round. Until both learners have compiled and recorded what they will use, no two at once: torch
+        compiles one thread's modules with all of them patched, and a simulator may record CUDA graphs of its own."""
+        if self.eager or min(self.learned_rounds.values()) >= SETTLED:
             yield
             return
         with RECORDING:
@@ -266,9 +269,14 @@ class SplitRun(Run):
         self.acting_statistics.refresh()
 
     def critic_round(self) -> None:
+        with self.one_at_a_time():
+            self._critic_round()
+
+    def _critic_round(self) -> None:
         fresh, owed = self.take_in(None if self.cfg.free else 1)
         self.valuing_policy.refresh()
         self.log.add(self.learn_critic(owed))
+        self.learned_rounds["critic"] += owed > 0
         self.log.add({"split/critic_learner_policy_lag": float(self.valuing_policy.lag())})
         self.publish_critic()
         due = every(self.valuing.policy_every, self.valuing.updates - owed, owed)
@@ -292,12 +300,17 @@ class SplitRun(Run):
         self.statistics.publish(statistics(self.valuing))
 
     def policy_round(self) -> None:
+        with self.one_at_a_time():
+            self._policy_round()
+
+    def _policy_round(self) -> None:
         owed = self.take_in_obs(None if self.cfg.free else 1)
         if self.cfg.free and self.climbs:
             owed = max(1, self.chunk // self.climbing.policy_every)
         self.climbing_critic.refresh()
         self.climbing_statistics.refresh()
         self.log.add(self.learn_policy(owed))
+        self.learned_rounds["policy"] += owed > 0
         self.log.add({"split/policy_learner_critic_lag": float(self.climbing_critic.lag())})
         self.policy.publish(policy_weights(self.climbing))
         self.policy_updates += owed
