@@ -178,6 +178,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     axes = {"train_seconds": "seconds of training", "env_steps": "environment steps"}
@@ -195,6 +196,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     seen = {found["env_steps"][-1] for row in result["rows"] for found in row["by_seed"].values()}
     if len(seen) > 1:
         panels[1].set_xscale("log")
+    panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))
     panels[0].set_xlim(left=0)
     panels[0].set_ylabel("evaluation return")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
