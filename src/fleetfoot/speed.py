@@ -33,8 +33,9 @@ Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
-# To begin a recording waits for the device, which would end one in another thread.
-RECORDING = threading.Lock()
+# To begin a recording waits for the device, which would end one in another thread. Reentrant: a topology may hold it
+# around a learner's first updates.
+RECORDING = threading.RLock()
 
 
 def learner(

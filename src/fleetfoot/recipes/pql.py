@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from fleetfoot.agents.ddpg import DDPGConfig
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.mjlab import MjlabConfig
+from fleetfoot.envs.playground import PlaygroundConfig
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.envs.vec_env import EnvConfig
+from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import NoiseLadderConfig
+from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.pace import PaceConfig
@@ -67,7 +74,85 @@ def pendulum_d() -> Recipe:
     return pendulum("pql_d/pendulum", atoms=51, v_min=-30.0, v_max=0.0)
 
 
+NUM_ENVS = 4096
+
+
+def published(name: str, env: EnvConfig, total_vec_steps: int, **of_agent: Any) -> Recipe:
+    """Everything as published but the task: 4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise
+    from 0.05 to 0.8, 8 critic updates per vec step and 1 policy update for 2 of them, networks of 512, 256 and 128.
+
+    Rewards are scaled so that values stay within about 10, as the paper's constants do for its tasks.
+    """
+    return Recipe(
+        name=name,
+        env=env,
+        agent=agent(**of_agent),
+        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.8, redraw="never", random_vec_steps=32),
+        replay=ReplayConfig(capacity=5_000_000, n_step=3),
+        pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=32),
+        topology=SplitLearnersConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=total_vec_steps // 10, episodes=64),
+        log=LogConfig(every_vec_steps=200),
+        checkpoint=CheckpointConfig(every_vec_steps=total_vec_steps // 10, replay=False),
+        num_envs=NUM_ENVS,
+        batch_size=8_192,
+        total_vec_steps=total_vec_steps,
+    )
+
+
+def pendulum_published(name: str = "pql/pendulum-published", **of_agent: Any) -> Recipe:
+    """4,096 pendulums. As `pendulum`, the policy begins with small actions."""
+    small_start = MLPConfig(hidden=(512, 256, 128), activation=("elu",), head_std=0.01)
+    env = TensorConfig(task="pendulum")
+    return published(name, env, 2_000, reward_scale=0.1, policy_net=small_start, **of_agent)
+
+
+def playground(name: str, task: str, **of_agent: Any) -> Recipe:
+    """Humanoids that follow a joystick. As many episodes as robots: then both share what takes minutes to compile."""
+    base = published(name, PlaygroundConfig(task=task), 20_000, **of_agent)
+    evaluation = EvaluationConfig(every_vec_steps=2_000, episodes=NUM_ENVS)
+    return replace(base, evaluation=evaluation, device="cuda")
+
+
+def mjlab(name: str, robot: str, **of_agent: Any) -> Recipe:
+    """Velocity tracking on flat ground; mjlab pays up to 0.12 a step, which is worth 12 and here 6."""
+    env = MjlabConfig(task=f"Mjlab-Velocity-Flat-Unitree-{robot}", spread_ends=True)
+    return published(name, env, 50_000, reward_scale=0.5, **of_agent)
+
+
+DISTRIBUTION: dict[str, Any] = {"atoms": 51, "v_min": -10.0, "v_max": 10.0}
+
+
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "pql/pendulum": ("pendulum swing-up, three learners at once", pendulum),
     "pql_d/pendulum": ("the same with categorical critics", pendulum_d),
+    "pql/pendulum-published": ("4,096 pendulums at the paper's sizes", pendulum_published),
+    "pql_d/pendulum-published": (
+        "the same with categorical critics",
+        lambda: pendulum_published("pql_d/pendulum-published", atoms=51, v_min=-30.0, v_max=0.0),
+    ),
+    "pql/t1-joystick-flat": (
+        "Booster T1 follows a joystick, at the paper's sizes; needs a GPU",
+        lambda: playground("pql/t1-joystick-flat", "T1JoystickFlatTerrain"),
+    ),
+    "pql_d/t1-joystick-flat": (
+        "the same with categorical critics; needs a GPU",
+        lambda: playground("pql_d/t1-joystick-flat", "T1JoystickFlatTerrain", **DISTRIBUTION),
+    ),
+    "pql/g1-joystick-flat": (
+        "Unitree G1 follows a joystick, at the paper's sizes; needs a GPU",
+        lambda: playground("pql/g1-joystick-flat", "G1JoystickFlatTerrain"),
+    ),
+    "pql_d/g1-joystick-flat": (
+        "the same with categorical critics; needs a GPU",
+        lambda: playground("pql_d/g1-joystick-flat", "G1JoystickFlatTerrain", **DISTRIBUTION),
+    ),
+    "pql/mjlab-go1-velocity-flat": (
+        "Unitree Go1 follows velocity commands, mjlab, at the paper's sizes",
+        lambda: mjlab("pql/mjlab-go1-velocity-flat", "Go1"),
+    ),
+    "pql_d/mjlab-go1-velocity-flat": (
+        "the same with categorical critics",
+        lambda: mjlab("pql_d/mjlab-go1-velocity-flat", "Go1", **DISTRIBUTION),
+    ),
 }

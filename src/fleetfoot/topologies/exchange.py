@@ -71,6 +71,8 @@ class Channel(Generic[T]):
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[T, torch.cuda.Event | None]] = deque()
+        self.taken: list[T] = []
+        self.in_use: deque[tuple[list[T], torch.cuda.Event]] = deque()
 
     def put(self, item: T) -> None:
         on_gpu = any(tensor.is_cuda for tensor in _tensors(item))
@@ -80,18 +82,26 @@ class Channel(Generic[T]):
     def take(self, most: int | None) -> list[T]:
         """The next items, `most` of them or (None) all there are."""
         count = len(self.waiting) if most is None else min(most, len(self.waiting))
-        items = []
+        items, on_gpu = [], False
         for _ in range(count):
             item, event = self.waiting.popleft()
             if event is not None:
-                stream = torch.cuda.current_stream()
-                stream.wait_event(event)
-                for tensor in _tensors(item):
-                    tensor.record_stream(
-                        stream
-                    )  # its memory is not free before this stream is done with it
+                on_gpu = True
+                torch.cuda.current_stream().wait_event(event)
             items.append(item)
+        if on_gpu:
+            self._keep(items)
         return items
+
+    def _keep(self, items: list[T]) -> None:
+        """Hold on to items until the device is done with them: memory that a simulator owns goes back to it with the
+        last reference, and it does not know of this stream."""
+        if self.taken:
+            # Whatever the taker wants of the device with its items, it has asked for by the time it takes more.
+            self.in_use.append((self.taken, torch.cuda.current_stream().record_event()))
+        self.taken = items
+        while self.in_use and self.in_use[0][1].query():  # type: ignore[no-untyped-call]
+            self.in_use.popleft()
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

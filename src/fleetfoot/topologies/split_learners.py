@@ -50,11 +50,12 @@ from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import rollout
-from fleetfoot.speed import EagerLearner, Half, learner
+from fleetfoot.speed import RECORDING, EagerLearner, Half, learner, resolved
 from fleetfoot.topologies.exchange import Channel, Reader, Versions
 from fleetfoot.topologies.run import Interrupt, Run
 
 STAGES = ("actor", "critic", "policy")
+SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses
 
 
 @part
@@ -102,8 +103,9 @@ def split_learners(run: SplitRun) -> Result:
     with Interrupt(run.ranks) as interrupt, at_work(gate, rounds, run.device):
         while run.vec_steps < total and not interrupt.stops(run.vec_steps):
             gate.begin("actor")
-            run.refresh_actor()
-            transition = next(vec_steps)
+            with run.one_at_a_time():
+                run.refresh_actor()
+                transition = next(vec_steps)
             run.collected(transition)
             run.collected_rows.put(transition)
             gate.finish("actor")
@@ -220,6 +222,8 @@ class SplitRun(Run):
         self.tallied = (self.vec_steps, self.updates, self.policy_updates)
         self.chunk = max(1, int(recipe.pace.updates_per_vec_step))  # updates of a free round
         self.climbs = False  # the policy learner has something to climb
+        self.eager = resolved(recipe.execution, self.device) == "eager"
+        self.learned_rounds = {"critic": 0, "policy": 0}  # with updates in them, in this process
 
     def _copy(self) -> ActorCritic:
         """Another agent, equal to the first as long as neither has learned."""
@@ -248,15 +252,31 @@ class SplitRun(Run):
             split=split,
         )
 
+    @contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """For a stage's round. Until both learners have compiled and recorded what they will use, no two at once: torch
+        compiles one thread's modules with all of them patched, and a simulator may record CUDA graphs of its own."""
+        if self.eager or min(self.learned_rounds.values()) >= SETTLED:
+            yield
+            return
+        with RECORDING:
+            yield
+            synchronize(self.device)
+
     def refresh_actor(self) -> None:
         self.log.add({"split/acting_policy_lag": float(self.acting_policy.lag())})
         self.acting_policy.refresh()
         self.acting_statistics.refresh()
 
     def critic_round(self) -> None:
+        with self.one_at_a_time():
+            self._critic_round()
+
+    def _critic_round(self) -> None:
         fresh, owed = self.take_in(None if self.cfg.free else 1)
         self.valuing_policy.refresh()
         self.log.add(self.learn_critic(owed))
+        self.learned_rounds["critic"] += owed > 0
         self.log.add({"split/critic_learner_policy_lag": float(self.valuing_policy.lag())})
         self.publish_critic()
         due = every(self.valuing.policy_every, self.valuing.updates - owed, owed)
@@ -280,12 +300,17 @@ class SplitRun(Run):
         self.statistics.publish(statistics(self.valuing))
 
     def policy_round(self) -> None:
+        with self.one_at_a_time():
+            self._policy_round()
+
+    def _policy_round(self) -> None:
         owed = self.take_in_obs(None if self.cfg.free else 1)
         if self.cfg.free and self.climbs:
             owed = max(1, self.chunk // self.climbing.policy_every)
         self.climbing_critic.refresh()
         self.climbing_statistics.refresh()
         self.log.add(self.learn_policy(owed))
+        self.learned_rounds["policy"] += owed > 0
         self.log.add({"split/policy_learner_critic_lag": float(self.climbing_critic.lag())})
         self.policy.publish(policy_weights(self.climbing))
         self.policy_updates += owed

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fleetfoot.topologies.exchange import Channel
+from fleetfoot.topologies.split_learners import SETTLED, SplitRun
+
+
+class Event:
+    def __init__(self) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+
+class Stream:
+    """A GPU's queue that passes its events when told to."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record_event(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    return stream
+
+
+def test_what_was_taken_lives_until_the_device_is_done_with_it(stream: Stream) -> None:
+    """A simulator's memory goes back to it with the last reference, and it does not wait for the reader's stream."""
+    channel: Channel[torch.Tensor] = Channel()
+    alive = []
+    for _ in range(3):
+        item = torch.zeros(1)
+        alive.append(weakref.ref(item))
+        channel._keep([item])
+        del item
+    gc.collect()
+    assert all(there() is not None for there in alive)
+    stream.events[0].passed = True  # the first item's
+    channel._keep([torch.zeros(1)])
+    gc.collect()
+    assert [there() is None for there in alive] == [True, False, False]
+
+
+def test_on_a_cpu_nothing_is_kept() -> None:
+    channel: Channel[torch.Tensor] = Channel()
+    channel.put(torch.zeros(1))
+    (item,) = channel.take(1)
+    there = weakref.ref(item)
+    del item
+    gc.collect()
+    assert there() is None
+    assert channel.take(None) == []
+
+
+def test_stages_take_turns_until_both_learners_have_compiled() -> None:
+    """torch compiles for one thread with the modules of all of them patched."""
+    run = SimpleNamespace(eager=False, learned_rounds={"critic": 0, "policy": 0})
+    run.device = torch.device("cpu")
+    inside: list[int] = []
+
+    def most_at_once() -> int:
+        together = threading.Barrier(2, timeout=0.2)
+
+        def work() -> None:
+            with SplitRun.one_at_a_time(run):  # type: ignore[arg-type]
+                try:
+                    together.wait()  # the other is inside too
+                    inside.append(2)
+                except threading.BrokenBarrierError:
+                    inside.append(1)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        inside.clear()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(inside)
+
+    assert most_at_once() == 1
+    run.learned_rounds["critic"] = SETTLED
+    assert most_at_once() == 1
+    run.learned_rounds["policy"] = SETTLED
+    assert most_at_once() == 2
+    run.learned_rounds["policy"], run.eager = 0, True
+    assert most_at_once() == 2
