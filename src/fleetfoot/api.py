@@ -49,12 +49,13 @@ RESUMABLE_ENDINGS = (
     "_optim",
 )  # learning rates and the like: what a user changes after a loss exploded
 
-RESUMABLE_INSIDE = ("topology.ray.",)  # where a run is computed, not what
+RESUMABLE_INSIDE = ("topology.ray.", "topology.placement")  # where a run is computed, not what
 
 # The modules whose parts a stored recipe may name without an import by the user.
 OWN_PARTS = (
     "fleetfoot.recipes",
     "fleetfoot.explore",
+    "fleetfoot.topologies.split_on_ray",
     "fleetfoot.nn.mlp",
     "fleetfoot.nn.simba",
     "fleetfoot.envs.mujoco",

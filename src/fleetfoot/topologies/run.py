@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fleetfoot.agents.agent import Agent
 from fleetfoot.checkpoint import Checkpoint
-from fleetfoot.data import Obs, Transition
+from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
@@ -66,6 +66,10 @@ class Clock:
     def go_on(self) -> None:
         self.restart(self.before)
 
+    def forget(self, seconds: float) -> None:
+        """So many of the seconds counted were no training after all."""
+        self.before -= seconds
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         ran = self.running_since is not None
@@ -109,14 +113,14 @@ class Interrupt:
 
 
 @dataclass(kw_only=True)
-class Learning:
-    """The half of a run that learns, and what is written down about it; who collects is left open."""
+class Bookkeeping:
+    """What is written down about a run: counts, log, evaluations, checkpoints. Who collects and who learns is left
+    open."""
 
     recipe: Recipe  # of the whole run
     folder: Path
     device: torch.device
-    agent: Agent
-    replay: Replay
+    agent: Agent  # whose policy is the result
     pace: Pace
     log: Log
     checkpoint: Checkpoint | None  # the first rank's business
@@ -247,12 +251,9 @@ class Learning:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "agent": self.agent.state_dict(),
-            "replay": self.replay.state_dict(),
             "pace": self.pace.state_dict(),
             "vec_steps": self.vec_steps,
             "updates": self.updates,
-            "owed": self.owed,
             "train_seconds": self.clock.seconds(),
             "last_return": self.last_return,
             "best_return": self.best_return,
@@ -264,24 +265,19 @@ class Learning:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """UserError where the state does not fit."""
-        had_replay = "replay" in state
         try:
             self._load(state)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.owed = state.get("owed", 0) if had_replay and self.replay.size else 0
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
         self.saved_at = self.vec_steps
 
     def _load(self, state: dict[str, Any]) -> None:
-        for name in ("agent", "pace"):
-            getattr(self, name).load_state_dict(state[name])
-        if "replay" in state:
-            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
-        else:
+        self.pace.load_state_dict(state["pace"])
+        if "replay" not in state:  # it fills again first
             self.pace.hold(self.recipe.pace.warmup_vec_steps)
 
     def result(self, finished: bool) -> Result:
@@ -296,6 +292,28 @@ class Learning:
 
     def close(self) -> None:
         self.log.close()
+
+
+@dataclass(kw_only=True)
+class Learning(Bookkeeping):
+    """The half of a run that learns; who collects is left open."""
+
+    replay: Replay
+
+    def state_dict(self) -> dict[str, Any]:
+        mine = {"agent": self.agent.state_dict(), "replay": self.replay.state_dict()}
+        return super().state_dict() | mine | {"owed": self.owed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        had_replay = "replay" in state
+        super().load_state_dict(state)
+        self.owed = state.get("owed", 0) if had_replay and self.replay.size else 0
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        self.agent.load_state_dict(state["agent"])
+        if "replay" in state:
+            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
 
 
 @dataclass(kw_only=True)
@@ -345,7 +363,11 @@ class Run(Learning):
             agent=agent,
             explorer=share.explorer.build(env.spec, seed=seeds.explorer, device=device),
             replay=share.replay.build(
-                env.spec, gamma=recipe.gamma, seed=seeds.replay, device=device
+                env.spec,
+                gamma=recipe.gamma,
+                seed=seeds.replay,
+                device=device,
+                beside=cls.bytes_beside(share, env.spec),
             ),
             pace=recipe.pace.build(),
             evaluator=None,
@@ -372,6 +394,11 @@ class Run(Learning):
         if ranks.world > 1:
             run.log.merge = lambda totals: added(ranks.gather_json(totals))
         return run
+
+    @classmethod
+    def bytes_beside(cls, share: Recipe, spec: EnvSpec) -> int:
+        """Of other memories, of as many rows as the replay, that come on its device."""
+        return 0
 
     def collected(self, fresh: Transition) -> None:
         """Note one vec step for the log."""
