@@ -26,7 +26,7 @@ from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.actor_fleet import Fleet
+from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
@@ -258,7 +258,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_room(
 
 
 def test_all_blocks_that_are_there_are_taken_at_once() -> None:
-    class Stocked(Fleet):
+    class Stocked(ActorFleet):
         def __init__(self) -> None:
             self.stock, self.waits, self.asked = [1, 2, 3], list[float](), 0
 

@@ -25,11 +25,12 @@ from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies.bundle import Report, flat
+from fleetfoot.topologies.bundle_fleet import BundleFleet
 from fleetfoot.topologies.cluster import Restarts
-from fleetfoot.topologies.fleet import Fleet
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
 from fleetfoot.topologies.run import Interrupt
 from fleetfoot.topologies.synchronous import SynchronousConfig
+from fleetfoot.topologies.workers import Workers
 from topologies.test_parameter_server import small
 
 ray = pytest.importorskip("ray")
@@ -102,16 +103,16 @@ class Saboteur(threading.Thread):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str, after_updates: int):
         super().__init__(daemon=True)
         self.what, self.after_updates = what, after_updates
-        self.fleet: Fleet | None = None
+        self.fleet: BundleFleet | None = None
         self.killed_at: int | None = None
-        begin = Fleet.start
+        begin = BundleFleet.start
 
-        def start(fleet: Fleet, state: Any) -> None:
+        def start(fleet: BundleFleet, state: Any) -> None:
             begin(fleet, state)
             self.fleet = fleet
             self.start()
 
-        monkeypatch.setattr(Fleet, "start", start)
+        monkeypatch.setattr(BundleFleet, "start", start)
 
     def run(self) -> None:
         assert self.fleet is not None
@@ -120,7 +121,9 @@ class Saboteur(threading.Thread):
             if books.total("accepted") >= self.after_updates:
                 break
             time.sleep(0.05)
-        process = self.fleet.bundles[1] if self.what == "bundle" else self.fleet.server.shards[1]
+        process = (
+            self.fleet.workers.handles[1] if self.what == "bundle" else self.fleet.server.shards[1]
+        )
         call = process.__ray_call__.remote(lambda _: os.getpid())
         os.kill(ray.get(call), signal.SIGKILL)
         self.killed_at = books.total("accepted")
@@ -164,13 +167,21 @@ def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
 
         def kill(self, _: Any) -> None: ...
 
-    fleet: Any = Fleet.__new__(Fleet)
+    fleet: Any = BundleFleet.__new__(BundleFleet)
     fleet.ray, fleet.recipe, fleet.restarts = FakeRay(), small(), Restarts(1)
     fleet.cfg = ParameterServerConfig(bundles=2, shift_vec_steps=5)
-    fleet.lives, fleet.habits, fleet.starting = [0, 0], [None, None], {}
+    fleet.habits = [None, None]
     fleet.server, fleet.idle = SimpleNamespace(shards=[]), deque([0, 1])
-    fleet.new_bundle = lambda index: Slow(index, fleet.lives[index])
-    fleet.bundles = [fleet.new_bundle(0), fleet.new_bundle(1)]
+
+    def launch(index: int) -> tuple[Any, Any]:
+        bundle = Slow(index, workers.lives[index])
+        return bundle, bundle.start.remote()
+
+    workers = fleet.workers = Workers(
+        fleet.ray, launch, lives=[0, 0], name=str, restarts=fleet.restarts
+    )
+    workers.launch_all()
+    made.clear()
     reports = list(fleet.work(20, Interrupt()))
     assert sum(report.vec_steps for report in reports) == 20
     assert made == [
@@ -180,7 +191,7 @@ def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
         *[("work", 1, 0)] * 3,
     ]
     assert sorted(fleet.idle) == [0, 1], "the new one is there in the end"
-    assert not fleet.starting
+    assert not workers.starting
 
 
 def fragile() -> Any:

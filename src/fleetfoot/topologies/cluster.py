@@ -58,7 +58,13 @@ class RayConfig(ClusterFields):
             raise UserError("ray.max_restarts, worker_cpus and learner_cpus must be 0 or more.")
 
     def gpus_of(self, device: torch.device) -> float:
-        """GPUs for a learner on `device`."""
+        """GPUs for a learner on `device`. UserError where that is a certain one: which it gets is for Ray to say, and
+        its process sees no other."""
+        if device.type == "cuda" and device.index:
+            raise UserError(
+                f"under Ray a learner cannot choose {device}: use --device cuda, and to choose a GPU start "
+                f"fleetfoot (or ray start) with CUDA_VISIBLE_DEVICES={device.index}."
+            )
         if self.learner_gpus >= 0:
             return self.learner_gpus
         return 1.0 if device.type == "cuda" else 0.0
@@ -265,7 +271,9 @@ class Restarts:
         self.limit, self.count, self.say, self.option = limit, 0, say or tell, option
 
     def note(self, who: str, error: BaseException | str) -> None:
-        """A worker is lost and will be replaced. UserError where there were too many."""
+        """A worker is lost and will be replaced. UserError where its error is one, or where there were too many."""
+        if isinstance(error, BaseException):
+            raise_mistake(error)
         reason = error if isinstance(error, str) else one_line(error)
         self.count += 1
         if self.count > self.limit:
@@ -294,6 +302,12 @@ def cause(error: BaseException) -> BaseException:
     """What a worker raised, out of what Ray makes of it."""
     inner = getattr(error, "cause", None)
     return inner if isinstance(inner, BaseException) else error
+
+
+def raise_mistake(error: BaseException) -> None:
+    """Raise what a worker raised, if that is a mistake of the user: another worker would make it too."""
+    if isinstance(inner := cause(error), UserError):
+        raise UserError(str(inner)) from error
 
 
 def one_line(error: BaseException) -> str:

@@ -25,8 +25,8 @@ from fleetfoot.log import EVAL_RETURN, Counters, Log, Mean
 from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.topologies.bundle import Report, build_agent
+from fleetfoot.topologies.bundle_fleet import BundleFleet
 from fleetfoot.topologies.cluster import RayConfig, cluster
-from fleetfoot.topologies.fleet import Fleet
 from fleetfoot.topologies.run import Clock, Interrupt
 from fleetfoot.topologies.server_shard import LAGS, Books
 
@@ -71,7 +71,7 @@ class ParameterServerConfig:
         books = Bookkeeper(self, recipe, folder, state)
         try:
             with cluster(self.ray, cpus=cpus, gpus=gpus) as ray:
-                fleet = Fleet(ray, self, recipe, books.agent)
+                fleet = BundleFleet(ray, self, recipe, books.agent)
                 try:
                     fleet.start(state)
                     books.clock.restart(books.clock.before)  # starting processes is no training
@@ -82,7 +82,7 @@ class ParameterServerConfig:
             books.close()
 
 
-def parameter_server(fleet: Fleet, books: Bookkeeper) -> Result:
+def parameter_server(fleet: BundleFleet, books: Bookkeeper) -> Result:
     total = books.recipe.total_vec_steps
     with Interrupt() as interrupt:
         while books.vec_steps < total and not interrupt.asked:
@@ -149,13 +149,13 @@ class Bookkeeper:
         both = {k: (torch.tensor(t), torch.tensor(n)) for k, (t, n) in report.sums.items()}
         self.log.add({name: Mean(total, count) for name, (total, count) in both.items()})
 
-    def maybe_log(self, fleet: Fleet) -> None:
+    def maybe_log(self, fleet: BundleFleet) -> None:
         every = self.log.every_vec_steps
         if self.vec_steps // every > self.logged_at // every:
             metrics = self.read(fleet)
             self.log.write(self.counters(), metrics)
 
-    def read(self, fleet: Fleet) -> dict[str, float]:
+    def read(self, fleet: BundleFleet) -> dict[str, float]:
         """The metrics since the last reading."""
         books = fleet.ask(fleet.server.books)
         self.updates, self.logged_at = books.total("accepted"), self.vec_steps
@@ -163,7 +163,7 @@ class Bookkeeper:
         self.logged = books
         return metrics | {"fleet/restarts": float(fleet.restarts.count)}
 
-    def bookkeep(self, fleet: Fleet, *, last: bool) -> None:
+    def bookkeep(self, fleet: BundleFleet, *, last: bool) -> None:
         """Evaluate and save when each is due, and both at the `last` step. All bundles are idle."""
         every = self.recipe.evaluation.every_vec_steps
         evaluate = last or (every > 0 and self.vec_steps % every == 0)
@@ -189,7 +189,7 @@ class Bookkeeper:
             if save:
                 self.save(fleet)
 
-    def save(self, fleet: Fleet) -> None:
+    def save(self, fleet: BundleFleet) -> None:
         self.checkpoint.save(
             self.state_dict(fleet, with_replay=self.recipe.checkpoint.replay),
             recipe_json=to_json(self.recipe),
@@ -197,7 +197,7 @@ class Bookkeeper:
         )
         self.saved_at = self.vec_steps
 
-    def interrupted(self, fleet: Fleet) -> None:
+    def interrupted(self, fleet: BundleFleet) -> None:
         """Save at once, unless what would be saved is spoiled or saved already."""
         if self.saved_at != self.vec_steps:
             metrics = self.read(fleet)
@@ -205,7 +205,7 @@ class Bookkeeper:
             fleet.ask(fleet.replica.pull)
             self.save(fleet)
 
-    def state_dict(self, fleet: Fleet, *, with_replay: bool) -> dict[str, Any]:
+    def state_dict(self, fleet: BundleFleet, *, with_replay: bool) -> dict[str, Any]:
         return fleet.state_dict(with_replay) | {
             "agent": {"policy": self.agent.policy.state_dict()},
             "vec_steps": self.vec_steps,
