@@ -58,16 +58,20 @@ class RayConfig(ClusterFields):
             raise UserError("ray.max_restarts, worker_cpus and learner_cpus must be 0 or more.")
 
     def gpus_of(self, device: torch.device) -> float:
-        """GPUs for a learner on `device`. UserError where that is a certain one: which it gets is for Ray to say, and
-        its process sees no other."""
-        if device.type == "cuda" and device.index:
-            raise UserError(
-                f"under Ray a learner cannot choose {device}: use --device cuda, and to choose a GPU start "
-                f"fleetfoot (or ray start) with CUDA_VISIBLE_DEVICES={device.index}."
-            )
+        """GPUs for a learner on `device`."""
+        check_device(device)
         if self.learner_gpus >= 0:
             return self.learner_gpus
         return 1.0 if device.type == "cuda" else 0.0
+
+
+def check_device(device: torch.device) -> None:
+    """UserError for a certain GPU: which one a process gets is for Ray to say, and it sees no other."""
+    if device.type == "cuda" and device.index:
+        raise UserError(
+            f"under Ray a learner cannot choose {device}: use --device cuda, and to choose a GPU start "
+            f"fleetfoot (or ray start) with CUDA_VISIBLE_DEVICES={device.index}."
+        )
 
 
 def load_ray() -> Any:
@@ -141,7 +145,7 @@ def check_room(ray: Any, cpus: float, gpus: float, here: tuple[float, float] = (
         if whole.get(name, 0.0) < all_roles:
             raise UserError(
                 f"the run asks for {all_roles:g} {name}s, the cluster has {whole.get(name, 0.0):g}: "
-                "add nodes, take fewer workers, or lower --topology.ray.worker-cpus."
+                "add nodes, take fewer workers, or let each ask for less."
             )
 
 

@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.agent import ActorCritic, every
-from fleetfoot.data import EnvSpec
 from fleetfoot.log import Counters, Log, Totals
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Gate
@@ -36,14 +35,9 @@ from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.cluster import (
     ClusterFields,
-    Published,
     Restarts,
     cause,
     cluster,
-    died,
-    pack_recipe,
-    remote,
-    to_arrays,
     to_tensors,
 )
 from fleetfoot.topologies.exchange import copy_flat_
@@ -55,31 +49,12 @@ from fleetfoot.topologies.split_learners import (
     policy_weights,
     statistics,
 )
-from fleetfoot.topologies.split_workers import CriticLearner, PolicyLearner, SplitActor, Told
+from fleetfoot.topologies.split_stages import WAIT_SECONDS, RoleConfig, Stages
+from fleetfoot.topologies.split_workers import Told
 
 CPU = torch.device("cpu")
 AHEAD = 2  # rounds asked of a process at once
-WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
-WORKERS = {"actor": SplitActor, "critic": CriticLearner, "policy": PolicyLearner}
-NAMES = {"actor": "the actor", "critic": "the critic learner", "policy": "the policy learner"}
 OBJECTS = {"actor": 3, "critic": 3, "policy": 2}  # that a round returns
-
-
-@part
-class RoleConfig:
-    cpus: float = 1.0
-    """Cores that it asks the cluster for; so many threads it has."""
-    gpus: float = -1.0
-    """GPUs that it asks for; 0: it works on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
-
-    def __post_init__(self) -> None:
-        if self.cpus < 0:
-            raise UserError("the cpus of a role must be 0 or more.")
-
-    def gpus_of(self, device: torch.device) -> float:
-        if device.type != "cuda":
-            return 0.0
-        return 0.33 if self.gpus < 0 else self.gpus
 
 
 @part
@@ -95,8 +70,8 @@ class OnRayConfig(ClusterFields):
             raise UserError("topology.placement.max_restarts must be 0 or more.")
 
     def roles(self) -> dict[str, RoleConfig]:
-        both = (self.actor, self.critic_learner, self.policy_learner)
-        return dict(zip(STAGES, both, strict=True))
+        three = (self.actor, self.critic_learner, self.policy_learner)
+        return dict(zip(STAGES, three, strict=True))
 
     def place(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
         device, roles = recipe.torch_device(), self.roles().values()
@@ -107,7 +82,8 @@ class OnRayConfig(ClusterFields):
                 "--topology.placement.actor.gpus and the others', or give --topology.placement.address."
             )
         with cluster(self, cpus=cpus, gpus=gpus) as ray, Interrupt() as interrupt:
-            stages = Stages(ray, self, recipe, folder, interrupt)
+            restarts = Restarts(self.max_restarts, option="--topology.placement.max-restarts")
+            stages = Stages(ray, recipe, self.roles(), restarts, interrupt)
             with ExitStack() as stack:
                 stack.callback(stages.close)
                 run = RaySplitRun.of(recipe, folder, state, stages)
@@ -120,132 +96,14 @@ def split_on_ray(run: RaySplitRun, interrupt: Interrupt) -> Result:
     while run.vec_steps < total and not interrupt.asked:
         run.stop_at = run.next_stop()
         while not run.still():
+            run.take_turns() if run.cfg.lockstep else run.work()
             if interrupt.asked:
                 run.stop_at = run.vec_steps + len(run.open["actor"])
-            run.take_turns() if run.cfg.lockstep else run.work()
         run.catch_up()
-        if not interrupt.asked:
-            run.bookkeep(last=run.vec_steps == total)
-    if interrupt.asked and run.vec_steps < total:
+        run.bookkeep(last=run.vec_steps == total)
+    if run.vec_steps < total:
         run.interrupted()
     return run.result(finished=run.vec_steps >= total)
-
-
-class Stages:
-    """The three processes, and who takes the place of one that is lost."""
-
-    def __init__(
-        self, ray: Any, cfg: OnRayConfig, recipe: Recipe, folder: Path, interrupt: Interrupt
-    ):
-        self.ray, self.cfg, self.recipe, self.folder = ray, cfg, recipe, folder
-        self.interrupt, self.packed = interrupt, pack_recipe(recipe)
-        self.restarts = Restarts(cfg.max_restarts, option="--topology.placement.max-restarts")
-        self.handles: dict[str, Any] = {}
-        self.life = 0  # actors that were lost
-        self.versions = {name: Published(0, None) for name in ("policy", "critic", "statistics")}
-        self.beside = ("", 0)  # where the policy learner's memory is, and the bytes it will fill
-
-    def launch(self, stage: str) -> None:
-        role = self.cfg.roles()[stage]
-        gpus = role.gpus_of(self.recipe.torch_device())
-        make = remote(self.ray, WORKERS[stage], cpus=role.cpus, gpus=gpus)
-        threads = self.recipe.threads or max(1, int(role.cpus))
-        self.handles[stage] = make.remote(self.packed, threads, gpus > 0)
-
-    def start(self, state: dict[str, Any] | None) -> EnvSpec:
-        """Start all three; tells what the environments are."""
-        for stage in STAGES:
-            self.launch(stage)
-        now = (0, 0) if state is None else (state["vec_steps"], state["updates"])
-        self.spec = spec = cast(EnvSpec, self.start_one("actor", state, *now))
-        # One after the other: each looks at how much memory is left.
-        self.beside = self.start_one("policy", state, *now)
-        self.start_one("critic", state, *now)
-        self.beside = ("", 0)  # from now on it counts as used
-        critic, normal = self.handles["critic"].publish.options(num_returns=2).remote()
-        policy = self.handles["policy"].publish.remote()
-        for name, ref in (("policy", policy), ("critic", critic), ("statistics", normal)):
-            self.publish(name, ref)
-        return spec
-
-    def start_one(
-        self, stage: str, state: dict[str, Any] | None, vec_steps: int, updates: int
-    ) -> Any:
-        """Have a new process begin in the state of a checkpoint (None: of the beginning), and with the newest weights.
-        Tells what its `start` returns."""
-        while True:
-            start = self.handles[stage].start
-            mine = self.ray.put(to_arrays(own_state(stage, state), copy=False))
-            newest = {name: version.ref for name, version in self.versions.items()}
-            if stage == "actor":
-                ref = start.remote(self.life, vec_steps, mine)
-            elif stage == "policy":
-                # The rows of the critic learner again in lockstep, otherwise others.
-                topology = self.recipe.topology
-                assert isinstance(topology, SplitLearnersConfig)
-                seed = self.recipe.seeds().replay + (not topology.lockstep)
-                ref = start.remote(self.spec, seed, mine, newest["policy"])
-            else:
-                weights = newest["critic"], newest["statistics"]
-                ref = start.remote(self.spec, self.beside, mine, updates, *weights)
-            try:
-                return self.wait_for(ref)
-            except Exception as error:
-                self.note(stage, error)
-
-    def wait_for(self, ref: Any) -> Any:
-        """Ray may be waiting for room, in vain; Ctrl-C ends that."""
-        while not self.ray.wait([ref], timeout=WAIT_SECONDS)[0]:
-            if self.interrupt.asked:
-                raise KeyboardInterrupt
-        return self.ray.get(ref)
-
-    def note(self, stage: str, error: Exception) -> None:
-        """One is lost, and another launched; raises where that must not be."""
-        if isinstance(inner := cause(error), UserError):
-            raise UserError(str(inner)) from error
-        if stage != "actor" and not died(self.ray, error):
-            raise inner  # a learner that fails would fail again
-        self.restarts.note(NAMES[stage], error)
-        self.ray.kill(self.handles[stage])
-        self.life += stage == "actor"
-        self.launch(stage)
-
-    def publish(self, name: str, ref: Any) -> None:
-        self.versions[name] = Published(self.versions[name].version + 1, ref)
-
-    def check_versions(self) -> None:
-        """Forget versions that were lost with a machine: those that have older ones keep them."""
-        for name, version in self.versions.items():
-            try:
-                self.ray.get(version.ref)
-            except self.ray.exceptions.RayError:
-                self.versions[name] = Published(version.version, None)
-
-    def newest(self, *names: str) -> list[Any]:
-        """Numbers and references, as the processes take them."""
-        return [item for name in names for item in self.versions[name]]
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self.ray.wait([self.handles["actor"].close.remote()], timeout=5.0)
-        for handle in self.handles.values():
-            self.ray.kill(handle)
-
-
-def own_state(stage: str, state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a process needs of a checkpoint."""
-    if state is None:
-        return None
-    if stage == "actor":
-        return {name: state[name] for name in ("explorer", "env", "episodes")}
-    mine = {"agent": state["agent"]}
-    replay = state.get("replay")
-    if replay is None:
-        return mine
-    if stage == "policy":
-        return mine | {"observations": replay["observations"]}
-    return mine | {"replay": {k: v for k, v in replay.items() if k != "observations"}}
 
 
 @dataclass(eq=False)
