@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,17 @@ def workers() -> list[psutil.Process]:
     """Those of this test's own Ray that play one of the roles."""
     mine = psutil.Process().children(recursive=True)
     roles = tuple(f"ray::{name}" for name in ("SplitActor", "CriticLearner", "PolicyLearner"))
-    return [p for p in mine if p.cmdline() and p.cmdline()[0].startswith(roles)]
+    found = []
+    for process in mine:
+        with suppress(psutil.Error):  # one that has just ended
+            if "".join(process.cmdline()[:1]).startswith(roles):
+                found.append(process)
+    return found
+
+
+def assert_no_process_is_left() -> None:
+    _, alive = psutil.wait_procs(workers(), timeout=20)
+    assert not alive
 
 
 def kill(role: str) -> None:
@@ -166,7 +177,7 @@ def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
 def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, looking: Looking) -> None:
     """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time."""
     recipe = pql(
-        total_vec_steps=90,
+        total_vec_steps=130,
         batch_size=4,
         log=RARELY,
         checkpoint=CheckpointConfig(every_vec_steps=0, replay=False),
@@ -176,11 +187,11 @@ def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, lookin
     else:
         recipe = skewed(recipe, **{f"{slow}_seconds": 0.004})
     result = train(recipe, tmp_path / "run")
-    critic, policy = looking.ratios(50, 90)
+    critic, policy = looking.ratios(50, 130)
     assert critic == pytest.approx(8, rel=0.05)
     assert policy == pytest.approx(1 / 2, rel=0.05)
-    assert result.counters.updates == 8 * (90 - 32)
-    assert checkpoint.load(tmp_path / "run").state["policy_updates"] == 4 * (90 - 32)
+    assert result.counters.updates == 8 * (130 - 32)
+    assert checkpoint.load(tmp_path / "run").state["policy_updates"] == 4 * (130 - 32)
     last = lines(tmp_path / "run")[-1]
     waits = {stage: last[f"split/{stage}_wait_ms"] for stage in ("actor", "critic", "policy")}
     assert min(waits, key=lambda stage: waits[stage]) == slow, waits
@@ -215,7 +226,7 @@ def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
     again = resume(tmp_path / "run")
     assert again.finished
     assert again.counters.updates == 8 * (60 - 32)
-    assert not workers(), "no process is left"
+    assert_no_process_is_left()
 
 
 def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Looking) -> None:
@@ -230,7 +241,7 @@ def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Lookin
 def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
     ray: Any, tmp_path: Path, looking: Looking, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = pql(total_vec_steps=120, log=RARELY, checkpoint=CheckpointConfig(every_vec_steps=50))
+    recipe = pql(total_vec_steps=160, log=RARELY, checkpoint=CheckpointConfig(every_vec_steps=50))
     looking.when(40, lambda: kill("SplitActor"))
     looking.when(60, lambda: kill("CriticLearner"))
     looking.when(70, lambda: kill("PolicyLearner"))
@@ -238,14 +249,14 @@ def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
     said = capfd.readouterr().err
     for count, name in enumerate(("actor", "critic learner", "policy learner"), start=1):
         assert f"the {name} is lost (its process died); restart {count} of 10" in said
-    critic, policy = looking.ratios(80, 120)
+    critic, policy = looking.ratios(80, 160)
     assert (critic, policy) == (pytest.approx(8, rel=0.05), pytest.approx(1 / 2, rel=0.05))
     state = checkpoint.load(tmp_path / "run").state
-    assert state["updates"] == state["agent"]["updates"] == 8 * (120 - 32)
-    assert state["policy_updates"] == 4 * (120 - 32)
+    assert state["updates"] == state["agent"]["updates"] == 8 * (160 - 32)
+    assert state["policy_updates"] == 4 * (160 - 32)
     # What came between the checkpoint and the loss is gone from the memory of the one that was lost.
-    assert 120 - 15 < state["replay"]["ring"]["written"] < 120
-    assert 120 - 25 < state["replay"]["observations"]["written"] < 120
+    assert 160 - 15 < state["replay"]["ring"]["written"] < 160
+    assert 160 - 25 < state["replay"]["observations"]["written"] < 160
 
 
 @pytest.mark.slow
@@ -254,7 +265,7 @@ def test_an_actor_is_replaced_and_a_learner_without_a_checkpoint_begins_again(
 ) -> None:
     recipe = pql(
         env=SkewedEnvConfig(fails_at=41),
-        total_vec_steps=160,
+        total_vec_steps=200,
         checkpoint=CheckpointConfig(every_vec_steps=0),
         log=RARELY,
     )
@@ -266,15 +277,15 @@ def test_an_actor_is_replaced_and_a_learner_without_a_checkpoint_begins_again(
     assert "ZeroDivisionError: the motor is too hot); restart 1 of 10" in said
     assert "the actor is lost (its process died); restart" in said
     assert "the critic learner is lost (its process died); restart" in said
-    assert looking.ratios(125, 160) == pytest.approx((8, 1 / 2), rel=0.05)
+    assert looking.ratios(125, 200) == pytest.approx((8, 1 / 2), rel=0.05)
     # The replay fills for a warm-up, and that is not made up for.
-    assert 8 * (160 - 2 * 32 - 8) <= result.counters.updates <= 8 * (160 - 2 * 32)
+    assert 8 * (200 - 2 * 32 - 8) <= result.counters.updates <= 8 * (200 - 2 * 32)
 
 
 def test_what_goes_wrong_comes_out_as_itself_or_in_one_line(ray: Any, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="no way up"):
         train(skewed(pql(), fails_at=9), tmp_path / "a")
-    assert not workers()
+    assert_no_process_is_left()
     wide = SplitLearnersConfig(placement=OnRayConfig(actor=RoleConfig(cpus=9)))
     with pytest.raises(UserError, match="the run asks for 11 CPUs, the cluster has 3"):
         train(pql(topology=wide), tmp_path / "b")
