@@ -391,3 +391,41 @@ def test_pql_solves_the_pendulum_though_two_learners_were_killed(
     looking.when(250, lambda: kill("CriticLearner"))
     looking.when(350, lambda: kill("PolicyLearner"))
     assert train(recipe, tmp_path / "run").best_return >= -250.0
+
+
+@pytest.mark.slow
+def test_whoever_is_on_a_machine_that_is_lost_goes_on_elsewhere(tmp_path: Path) -> None:
+    """Four Ray nodes on this machine: a head without room, and one for each of the three. Two of those end, one after
+    the other, each with all that is in its object store; another takes its place."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from dataclasses import replace
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from fleetfoot import train
+from fleetfoot.topologies.split_learners import SplitLearnersConfig
+from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun
+from topologies.test_split_on_ray import pql
+nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
+workers = [nodes.add_node(num_cpus=1) for _ in range(3)]
+true, steps = RaySplitRun.work, [70, 90]
+
+def work(run):
+    true(run)
+    if steps and run.vec_steps >= steps[0]:
+        steps.pop(0)
+        nodes.remove_node(workers.pop(0))
+        nodes.add_node(num_cpus=1)
+
+RaySplitRun.work = work
+topology = SplitLearnersConfig(placement=OnRayConfig(address=nodes.address))
+result = train(pql(topology=topology, total_vec_steps=130), Path({str(tmp_path / "run")!r}))
+assert result.finished and not steps
+nodes.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "restart 2 of 10" in done.stderr

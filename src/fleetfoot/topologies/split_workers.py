@@ -24,8 +24,9 @@ from fleetfoot.log import EpisodeStats, Log, Totals
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
+from fleetfoot.replay.replay import Replay
 from fleetfoot.rollout import rollout
-from fleetfoot.speed import EagerLearner, learner
+from fleetfoot.speed import EagerLearner, Half, learner
 from fleetfoot.topologies.actor import Reported
 from fleetfoot.topologies.block import pack_lines, split_lines, unpack_lines, unpack_obs
 from fleetfoot.topologies.cluster import (
@@ -90,6 +91,19 @@ class Stage:
             device=self.device,
         )
         return in_halves(agent)
+
+    def _learner(self, memory: Replay | Observations, half: Half) -> EagerLearner:
+        recipe = self.recipe
+        return learner(
+            self.agent,
+            memory,
+            recipe.batch_size,
+            half=half,
+            precision=recipe.precision,
+            mode=recipe.execution,
+            device=self.device,
+            split=self.split,
+        )
 
     @contextmanager
     def _round(self, vec_steps: int) -> Iterator[None]:
@@ -258,16 +272,6 @@ class CriticLearner(Stage):
             device=self.device,
             beside=beside[1] if beside[0] == self._node() and self.device == CPU else 0,
         )
-        self.learn = learner(
-            self.agent,
-            self.replay,
-            recipe.batch_size,
-            half="update_critic",
-            precision=recipe.precision,
-            mode=recipe.execution,
-            device=self.device,
-            split=self.split,
-        )
         if state is not None:
             self.agent.load_state_dict(copy.deepcopy(to_tensors(state["agent"])))
             if "replay" in state:
@@ -276,6 +280,7 @@ class CriticLearner(Stage):
         if critic is not None:
             copy_flat_(critic_weights(self.agent), critic)
             copy_flat_(statistics(self.agent), normal)
+        self.learn = self._learner(self.replay, "update_critic")
 
     def publish(self) -> tuple[Any, Any]:
         """Critics, and statistics of observations."""
@@ -324,22 +329,13 @@ class PolicyLearner(Stage):
         self.agent = self._build_agent(spec)
         Observations.check_fit(recipe.replay, spec, self.device)
         self.seen = Observations(recipe.replay, spec, seed=seed, device=self.device)
-        self.learn = learner(
-            self.agent,
-            self.seen,
-            recipe.batch_size,
-            half="update_policy",
-            precision=recipe.precision,
-            mode=recipe.execution,
-            device=self.device,
-            split=self.split,
-        )
         if state is not None:
             self.agent.load_state_dict(copy.deepcopy(to_tensors(state["agent"])))
             if "observations" in state:
                 self.seen.load_state_dict(to_tensors(state["observations"]))
         if policy is not None:
             copy_flat_(policy_weights(self.agent), policy)
+        self.learn = self._learner(self.seen, "update_policy")
         return self._node(), Observations.bytes(recipe.replay, spec) if self.device == CPU else 0
 
     def publish(self) -> Any:
