@@ -27,7 +27,7 @@ from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
+from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.crashing import BadExamConfig, CrashingConfig
 from topologies.losing import assert_counters_add_up, lines, when
@@ -153,6 +153,9 @@ def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
         return caught.value
 
     assert died(ray, error_of(remote(ray, Victim, cpus=0).remote().die.remote()))
+    full = ray.exceptions.OutOfMemoryError("two pages\nof advice")
+    assert died(ray, full)
+    assert one_line(full) == "its machine has no memory left"
     assert not died(ray, error_of(remote(ray, Witness, cpus=0).remote().look.remote()))
 
 
