@@ -146,7 +146,8 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
 
 
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
-    loaded = checkpoint.load(folder, which="last", rank=ranks.rank)
+    itself = getattr(recipe.topology, "loads_replay", False)
+    loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
     if loaded.step >= recipe.total_vec_steps:
         raise UserError(
             f"{run_of(folder)} is finished after {loaded.step:,} vec steps; "

@@ -23,6 +23,7 @@ from fleetfoot.explore import (
     share_of,
 )
 from fleetfoot.nn.normalize import RunningNorm
+from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.topologies.actor import Actor, ActorFailed
@@ -279,3 +280,13 @@ def test_what_an_environment_raises_names_its_seed() -> None:
     weights = to_arrays({"behaviour": actor.agent.behaviour.state_dict()})
     with pytest.raises(ActorFailed, match=rf"seed {actor.seeds.env}: ZeroDivisionError: the robot"):
         actor.collect(1, 1, weights)
+
+
+def test_under_ray_nobody_chooses_a_gpu_by_number() -> None:
+    cfg = RayConfig()
+    assert cfg.gpus_of(torch.device("cuda")) == cfg.gpus_of(torch.device("cuda:0")) == 1.0
+    assert cfg.gpus_of(CPU) == 0.0
+    with pytest.raises(
+        UserError, match=r"cannot choose cuda:1: use --device cuda.*VISIBLE_DEVICES=1"
+    ):
+        cfg.gpus_of(torch.device("cuda:1"))

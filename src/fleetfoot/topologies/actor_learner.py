@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -54,6 +54,8 @@ CPU = torch.device("cpu")
 @part
 class ActorLearnerConfig:
     """Actors in processes of their own, one learner with a shared prioritised replay (Ape-X)."""
+
+    loads_replay: ClassVar[bool] = True  # the learner reads the checkpoint, in a process of its own
 
     actors: int = 4
     """Actor processes (M); each has num_envs / M environments."""

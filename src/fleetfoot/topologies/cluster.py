@@ -298,8 +298,11 @@ def died(ray: Any, error: BaseException) -> bool:
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         return False
-    kinds = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
-    return isinstance(error, (*kinds, ray.exceptions.ObjectLostError))
+    kinds = ray.exceptions
+    ends = (kinds.RayActorError, kinds.WorkerCrashedError, kinds.ObjectLostError)
+    return isinstance(
+        error, (*ends, kinds.OutOfMemoryError)
+    )  # Ray ends processes before memory does
 
 
 def cause(error: BaseException) -> BaseException:
@@ -320,4 +323,6 @@ def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     if type(inner).__name__ in ("ActorDiedError", "RayActorError", "ActorUnavailableError"):
         return "its process died"
+    if type(inner).__name__ == "OutOfMemoryError":
+        return "its machine has no memory left"
     return f"{type(inner).__name__}: {lines[-1][:300]}" if lines else type(inner).__name__

@@ -178,8 +178,7 @@ class FleetRun(Learning):
                     self.save()
                 raise
         if self.evaluations.asked is None:
-            lean = {name: value for name, value in self.state_dict().items() if name != "replay"}
-            self.evaluations.ask(self.agent.policy, self.counters(), _copy(lean))
+            self.evaluations.ask(self.agent.policy, self.counters(), _copy(self.lean_state()))
         return {}
 
     def take_evaluation(self, wait: bool = False) -> None:

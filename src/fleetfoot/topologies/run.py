@@ -35,9 +35,9 @@ from fleetfoot.topologies.sharded import (
     check_same,
     generator_states,
     joint_spec,
+    rank_recipe,
     reseed,
     restore_generators,
-    share_of,
 )
 
 AGREE_EVERY = 8  # vec steps between two questions of a rank to the others whether to stop
@@ -226,15 +226,14 @@ class Bookkeeping:
 
     def _write(self, parts: Iterator[Any]) -> None:
         assert self.checkpoint is not None
+        state = self.state_dict() if self.recipe.checkpoint.replay else self.lean_state()
         recipe_json = to_json(self.recipe)
-        self.checkpoint.save(
-            self.state_dict(), recipe_json=recipe_json, step=self.vec_steps, parts=parts
-        )
+        self.checkpoint.save(state, recipe_json=recipe_json, step=self.vec_steps, parts=parts)
 
     def _write_best(self, state: dict[str, Any] | None, step: int, parts: Iterator[Any]) -> None:
         assert self.checkpoint is not None
         self.checkpoint.save_best(
-            self.state_dict() if state is None else state,
+            self.lean_state() if state is None else state,
             recipe_json=to_json(self.recipe),
             step=step,
             score=self.best_return,
@@ -258,6 +257,10 @@ class Bookkeeping:
             "last_return": self.last_return,
             "best_return": self.best_return,
         }
+
+    def lean_state(self) -> dict[str, Any]:
+        """The state without the replay."""
+        return {name: value for name, value in self.state_dict().items() if name != "replay"}
 
     def own_state(self, *, with_replay: bool) -> dict[str, Any]:
         """What the state of another rank than the first holds of its own."""
@@ -338,7 +341,7 @@ class Run(Learning):
     def _build(
         cls, recipe: Recipe, folder: Path, state: dict[str, Any] | None, ranks: Ranks
     ) -> Self:
-        share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
+        share, seeds = rank_recipe(recipe, ranks), recipe.seeds(ranks.rank)
         device = share.torch_device()
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # whose streams everything else means

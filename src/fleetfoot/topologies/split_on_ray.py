@@ -28,7 +28,7 @@ import torch
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.agent import ActorCritic, every
-from fleetfoot.log import Counters, Log, Totals
+from fleetfoot.log import Log, Totals
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Gate
 from fleetfoot.part import UserError, part, to_json
@@ -421,23 +421,22 @@ class RaySplitRun(Bookkeeping):
         metrics: dict[str, float] = self.question("actor", "evaluate", ("policy", "statistics"))
         return metrics
 
-    def evaluated(
-        self, counters: Counters, metrics: dict[str, float], state: dict[str, Any] | None = None
-    ) -> None:
-        lean = self.state_dict(with_replay=False) if state is None else state
-        super().evaluated(counters, metrics, lean)
+    def state_dict(self) -> dict[str, Any]:
+        return self._state(with_replay=True)
 
-    def state_dict(self, with_replay: bool | None = None) -> dict[str, Any]:
+    def lean_state(self) -> dict[str, Any]:
+        return self._state(with_replay=False)
+
+    def _state(self, *, with_replay: bool) -> dict[str, Any]:
         """Of the same form as in one process."""
-        whole = self.recipe.checkpoint.replay if with_replay is None else with_replay
-        critic = self.question("critic", "state_dict", ("policy",), (whole,))
-        policy = self.question("policy", "state_dict", (), (whole,))
+        critic = self.question("critic", "state_dict", ("policy",), (with_replay,))
+        policy = self.question("policy", "state_dict", (), (with_replay,))
         actor = self.question("actor", "state_dict")
         theirs = actor | {"agent": critic["agent"] | policy["agent"]}
-        if whole:
+        if with_replay:
             theirs["replay"] = critic["replay"] | {"observations": policy["observations"]}
-        mine = {"owed": 0, "policy_updates": self.policy_updates}
-        state: dict[str, Any] = super().state_dict() | mine | to_tensors(theirs)
+        mine = super().state_dict() | {"owed": 0, "policy_updates": self.policy_updates}
+        state: dict[str, Any] = mine | to_tensors(theirs)
         return state
 
     def _load(self, state: dict[str, Any]) -> None:
