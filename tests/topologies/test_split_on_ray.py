@@ -29,12 +29,15 @@ from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay import replay as replay_module
 from fleetfoot.replay.observations import Observations
-from fleetfoot.topologies.cluster import Restarts, cluster
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.speed import EagerLearner
+from fleetfoot.topologies.cluster import Restarts, cluster, pack_recipe, to_tensors
 from fleetfoot.topologies.exchange import copy_flat_, flat
 from fleetfoot.topologies.run import Clock
 from fleetfoot.topologies.split_learners import InProcessConfig, SplitLearnersConfig, SplitRun
 from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun, covered
 from fleetfoot.topologies.split_stages import RoleConfig
+from fleetfoot.topologies.split_workers import CriticLearner, PolicyLearner, SplitActor
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.skewed import SkewedDDPGConfig, SkewedEnvConfig
 from topologies.test_split_learners import short
@@ -358,6 +361,36 @@ def test_compiling_is_counted_once_and_not_as_training() -> None:
     now = 17.0
     clock.forget(3.5)
     assert clock.seconds() == 3.5
+
+
+def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here in one process, called as Ray would."""
+    packed = pack_recipe(pql(replay=ReplayConfig(capacity=800, n_step=3, storage="bf16")))
+    actor, critic, policy = (
+        kind(packed, 1, False) for kind in (SplitActor, CriticLearner, PolicyLearner)
+    )
+    spec = actor.start(0, 0, None)
+    critic.start(spec, policy.start(spec, 1, None, None), None, 0, None, None)
+    nothing = (0, None)
+    compiled, seen, rest = actor.collect(*nothing, *nothing)
+    assert compiled > 0
+    assert actor.collect(*nothing, *nothing)[0] == 0
+    monkeypatch.setattr(EagerLearner, "ready", lambda self, count: not count or bool(self.seen))
+    critic.round(0, [True], *nothing, seen, rest)
+    policy.round(0, *nothing, *nothing, seen)
+    compiled, weights, normal = critic.round(2, [], *nothing)
+    assert compiled > 0
+    assert policy.round(1, 1, weights, 1, normal)[0] > 0
+    assert policy.round(1, 1, weights, 1, normal)[0] == critic.round(2, [], *nothing)[0] == 0
+    state = critic.state_dict(*nothing, True)
+    other = CriticLearner(packed, 1, False)
+    other.start(spec, ("", 0), state, 4, None, None)
+    for learner in (critic, other):
+        learner.round(2, [False], *nothing, seen, rest)
+    one, two = (tensors(to_tensors(x.state_dict(*nothing, True))) for x in (critic, other))
+    assert_same(one, two)
 
 
 def test_weights_travel_flat() -> None:
