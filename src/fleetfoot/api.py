@@ -50,12 +50,13 @@ RESUMABLE_ENDINGS = (
     "_optim",
 )  # learning rates and the like: what a user changes after a loss exploded
 
-RESUMABLE_INSIDE = ("topology.ray.",)  # where a run is computed, not what
+RESUMABLE_INSIDE = ("topology.ray.", "topology.placement")  # where a run is computed, not what
 
 # The modules whose parts a stored recipe may name without an import by the user.
 OWN_PARTS = (
     "fleetfoot.recipes",
     "fleetfoot.explore",
+    "fleetfoot.topologies.split_on_ray",
     "fleetfoot.nn.mlp",
     "fleetfoot.nn.pessimism",
     "fleetfoot.nn.simba",
@@ -179,7 +180,8 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
 
 
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
-    loaded = checkpoint.load(folder, which="last", rank=ranks.rank)
+    itself = getattr(recipe.topology, "loads_replay", False)
+    loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
     if loaded.step >= recipe.total_vec_steps:
         raise UserError(
             f"{run_of(folder)} is finished after {loaded.step:,} vec steps; "

@@ -52,10 +52,13 @@ def check_rungs(first: int, total: int | None, spec: EnvSpec) -> int:
 
 
 def share_of(config: ExplorerConfig, first: int, total: int) -> ExplorerConfig:
-    """The same explorer for one of several workers, whose environments begin at `first` of `total`."""
+    """The same explorer for one of several workers, whose environments begin at `first` of `total`. Where the recipe
+    itself states rungs, those are of the first worker."""
+    ladder: Any = config
     if not hasattr(config, "first"):
         return config
-    shared: ExplorerConfig = dataclasses.replace(config, first=first, total=total)  # type: ignore[type-var]
+    rungs = {"first": ladder.first + first, "total": ladder.total or total}
+    shared: ExplorerConfig = dataclasses.replace(ladder, **rungs)
     return shared
 
 

@@ -77,9 +77,10 @@ class Gate:
         self.error: BaseException | None = None
         self.changed = threading.Condition()
 
-    def may_begin(self, stage: str) -> bool:
+    def may_begin(self, stage: str, asked: int = 0) -> bool:
+        """The next round, or the one after so many more that were asked for and are not finished."""
         at = self.stages.index(stage)
-        mine = self.rounds[stage]
+        mine = self.rounds[stage] + asked
         before = self.rounds[self.stages[at - 1]] if at else mine + 1
         if self.free_after is not None:
             return at == 0 or (not self.held and (mine < before or before > self.free_after))

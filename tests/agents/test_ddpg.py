@@ -10,21 +10,26 @@ import pytest
 import torch
 from torch import nn
 
+from agents.made_up import (
+    CPU,
+    QUIET,
+    make_batch,
+    make_spec,
+    make_transition,
+    parameters,
+    small_run,
+)
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.agent import ActorCritic
 from fleetfoot.agents.ddpg import DDPG, DDPGConfig
 from fleetfoot.api import resume, train
-from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.explore import EpsilonLadderConfig
-from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.ops.clip_gradient import clip_gradient
 from fleetfoot.optim import AdamConfig, LocalStepper
 from fleetfoot.part import UserError
 
-CPU = torch.device("cpu")
-QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 SMALL = DDPGConfig(
     critics=2,
     target_every=3,
@@ -37,54 +42,12 @@ SMALL = DDPGConfig(
 CATEGORICAL = replace(SMALL, atoms=11, v_min=-5.0, v_max=5.0)
 
 
-def make_spec(**changes: Any) -> EnvSpec:
-    fields: dict[str, Any] = {
-        "name": "made-up",
-        "num_envs": 4,
-        "obs_shape": (3,),
-        "action": Continuous(2),
-        "device": CPU,
-    }
-    return EnvSpec(**(fields | changes))
-
-
 def make_agent(cfg: DDPGConfig = SMALL, spec: EnvSpec | None = None, seed: int = 0) -> DDPG:
     return cfg.build(spec or make_spec(), gamma=0.9, total_updates=100, seed=seed, device=CPU)
 
 
-def make_obs(spec: EnvSpec, rows: int, random: torch.Generator) -> Obs:
-    actor = torch.randn(rows, *spec.obs_shape, generator=random)
-    critic = actor
-    if spec.critic_shape is not None:
-        critic = torch.randn(rows, *spec.critic_shape, generator=random)
-    return Obs(actor, critic)
-
-
-def make_batch(spec: EnvSpec | None = None, rows: int = 6, seed: int = 0) -> Batch:
-    spec = spec or make_spec()
-    random = torch.Generator().manual_seed(seed)
-    assert isinstance(spec.action, Continuous)
-    return Batch(
-        obs=make_obs(spec, rows, random),
-        action=torch.rand(rows, spec.action.size, generator=random) * 2 - 1,
-        reward=torch.randn(rows, generator=random),
-        discount=torch.where(torch.rand(rows, generator=random) < 0.3, 0.0, 0.9),
-        next_obs=make_obs(spec, rows, random),
-        weight=torch.rand(rows, generator=random) + 0.5,
-        row_id=torch.arange(rows),
-    )
-
-
-def make_transition(spec: EnvSpec | None = None, seed: int = 0) -> Transition:
-    spec, random = spec or make_spec(), torch.Generator().manual_seed(seed)
-    flags = torch.zeros(spec.num_envs, dtype=torch.bool)
-    seen = make_obs(spec, spec.num_envs, random)
-    return Transition(seen, torch.zeros(4, 2), torch.zeros(4), flags, flags, seen, {})
-
-
 def weights(agent: DDPG) -> list[torch.Tensor]:
-    modules = (agent.policy, agent.critic, agent.policy_target, agent.critic_target)
-    return [p.detach().clone() for m in modules for p in m.parameters()]
+    return parameters(agent.policy, agent.critic, agent.policy_target, agent.critic_target)
 
 
 def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
@@ -397,27 +360,13 @@ def test_wrong_environments_and_explorers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="continuous actions"):
         make_agent(spec=make_spec(action=Discrete(3)))
     with pytest.raises(UserError, match="NoiseLadderConfig"):
-        train(small_run(explorer=EpsilonLadderConfig()), tmp_path / "run")
-
-
-def small_run(**changes: Any) -> Any:
-    base = recipes.get("ddpg/pendulum")
-    fields: dict[str, Any] = {
-        "agent": SMALL,
-        "log": QUIET,
-        "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2),
-        "num_envs": 8,
-        "batch_size": 16,
-        "total_vec_steps": 90,
-        "device": "cpu",
-        "threads": 1,
-    }
-    return replace(base, **(fields | changes))
+        train(small_run("ddpg/pendulum", explorer=EpsilonLadderConfig()), tmp_path / "run")
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    train(small_run(), tmp_path / "whole")
-    train(small_run(total_vec_steps=53), tmp_path / "parts")
+    recipe = small_run("ddpg/pendulum", agent=SMALL, total_vec_steps=90)
+    train(recipe, tmp_path / "whole")
+    train(replace(recipe, total_vec_steps=53), tmp_path / "parts")
     resume(tmp_path / "parts", total_vec_steps=90)
     one, two = (checkpoint.load(tmp_path / k).state["agent"] for k in ("whole", "parts"))
     assert one["updates"] == two["updates"] == 140

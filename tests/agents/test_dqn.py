@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from agents import made_up
+from agents.made_up import CPU, QUIET, make_obs, parameters, small_run
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.dqn import DQN, DQNConfig
 from fleetfoot.api import resume, train
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import NoiseLadderConfig
-from fleetfoot.log import LogConfig
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import DuelingHead
 from fleetfoot.nn.mlp import MLPConfig
@@ -23,8 +23,6 @@ from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamConfig, LocalStepper
 from fleetfoot.part import UserError
 
-CPU = torch.device("cpu")
-QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 SMALL = DQNConfig(
     target_every=3,
     torso=MLPTorsoConfig(hidden=(16,)),
@@ -35,54 +33,23 @@ C51 = replace(SMALL, atoms=11, v_min=-5.0, v_max=5.0)
 
 
 def make_spec(**changes: Any) -> EnvSpec:
-    fields: dict[str, Any] = {
-        "name": "made-up",
-        "num_envs": 4,
-        "obs_shape": (3,),
-        "action": Discrete(4),
-        "device": CPU,
-    }
-    return EnvSpec(**(fields | changes))
+    return made_up.make_spec(**({"action": Discrete(4)} | changes))
 
 
 def make_agent(cfg: DQNConfig = SMALL, spec: EnvSpec | None = None, seed: int = 0) -> DQN:
     return cfg.build(spec or make_spec(), gamma=0.9, total_updates=100, seed=seed, device=CPU)
 
 
-def make_obs(spec: EnvSpec, rows: int, random: torch.Generator) -> Obs:
-    if spec.obs_dtype == torch.uint8:
-        x = torch.randint(256, (rows, *spec.obs_shape), generator=random).to(torch.uint8)
-    else:
-        x = torch.randn(rows, *spec.obs_shape, generator=random)
-    return Obs(x, x, torch.arange(rows) % len(spec.tasks) if spec.tasks else None)
-
-
 def make_batch(spec: EnvSpec | None = None, rows: int = 6, seed: int = 0) -> Batch:
-    spec = spec or make_spec()
-    random = torch.Generator().manual_seed(seed)
-    assert isinstance(spec.action, Discrete)
-    return Batch(
-        obs=make_obs(spec, rows, random),
-        action=torch.randint(spec.action.count, (rows,), generator=random),
-        reward=torch.randn(rows, generator=random),
-        discount=torch.where(torch.rand(rows, generator=random) < 0.3, 0.0, 0.9),
-        next_obs=make_obs(spec, rows, random),
-        weight=torch.rand(rows, generator=random) + 0.5,
-        row_id=torch.arange(rows),
-    )
+    return made_up.make_batch(spec or make_spec(), rows, seed)
 
 
 def make_transition(seed: int = 0) -> Transition:
-    spec, random = make_spec(), torch.Generator().manual_seed(seed)
-    flags = torch.zeros(spec.num_envs, dtype=torch.bool)
-    seen = make_obs(spec, spec.num_envs, random)
-    action = torch.zeros(spec.num_envs, dtype=torch.int64)
-    return Transition(seen, action, torch.zeros(spec.num_envs), flags, flags, seen, {})
+    return made_up.make_transition(make_spec(), seed)
 
 
 def weights(agent: DQN) -> list[torch.Tensor]:
-    modules = (agent.critic, agent.critic_target)
-    return [p.detach().clone() for m in modules for p in m.parameters()]
+    return parameters(agent.critic, agent.critic_target)
 
 
 class Planted(torch.nn.Module):
@@ -349,24 +316,10 @@ def test_wrong_input(cfg: DQNConfig, spec: EnvSpec, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def small_run(**changes: Any) -> Any:
-    base = recipes.get("dqn/cartpole")
-    fields: dict[str, Any] = {
-        "agent": SMALL,
-        "log": QUIET,
-        "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2),
-        "num_envs": 8,
-        "batch_size": 16,
-        "total_vec_steps": 120,
-        "device": "cpu",
-        "threads": 1,
-    }
-    return replace(base, **(fields | changes))
-
-
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    train(small_run(), tmp_path / "whole")
-    train(small_run(total_vec_steps=83), tmp_path / "parts")
+    recipe = small_run("dqn/cartpole", agent=SMALL, total_vec_steps=120)
+    train(recipe, tmp_path / "whole")
+    train(replace(recipe, total_vec_steps=83), tmp_path / "parts")
     resume(tmp_path / "parts", total_vec_steps=120)
     one, two = (checkpoint.load(tmp_path / k).state["agent"] for k in ("whole", "parts"))
     assert one["updates"] == two["updates"] == 280
@@ -377,7 +330,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 def test_an_explorer_for_continuous_actions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="EpsilonLadderConfig"):
-        train(small_run(explorer=NoiseLadderConfig()), tmp_path / "run")
+        train(small_run("dqn/cartpole", explorer=NoiseLadderConfig()), tmp_path / "run")
 
 
 @pytest.mark.learning

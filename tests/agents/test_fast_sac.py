@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
+from agents.made_up import CPU, make_batch, make_spec, make_transition
 from fleetfoot.agents.fast_sac import FastSAC, FastSACConfig
 from fleetfoot.data import Discrete
 from fleetfoot.nn.mlp import MLPConfig

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from agents.made_up import CPU, make_batch, make_spec, make_transition, parameters
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
-from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.part import UserError
 
-CPU = torch.device("cpu")
 SMALL = FastTD3Config(
     v_min=-5.0,
     v_max=5.0,
@@ -25,62 +25,12 @@ SMALL = FastTD3Config(
 )
 
 
-def make_spec(**changes: Any) -> EnvSpec:
-    fields: dict[str, Any] = {
-        "name": "made-up",
-        "num_envs": 4,
-        "obs_shape": (3,),
-        "action": Continuous(2),
-        "device": CPU,
-    }
-    return EnvSpec(**(fields | changes))
-
-
 def make_agent(cfg: FastTD3Config = SMALL, spec: EnvSpec | None = None, seed: int = 0) -> FastTD3:
     return cfg.build(spec or make_spec(), gamma=0.9, total_updates=100, seed=seed, device=CPU)
 
 
-def make_obs(spec: EnvSpec, rows: int, random: torch.Generator) -> Obs:
-    actor = torch.randn(rows, *spec.obs_shape, generator=random)
-    critic = actor
-    if spec.critic_shape is not None:
-        critic = torch.randn(rows, *spec.critic_shape, generator=random)
-    task = torch.arange(rows) % len(spec.tasks) if spec.tasks else None
-    return Obs(actor, critic, task)
-
-
-def make_batch(spec: EnvSpec, rows: int = 6, seed: int = 0) -> Batch:
-    random = torch.Generator().manual_seed(seed)
-    assert isinstance(spec.action, Continuous)
-    return Batch(
-        obs=make_obs(spec, rows, random),
-        action=torch.rand(rows, spec.action.size, generator=random) * 2 - 1,
-        reward=torch.randn(rows, generator=random),
-        discount=torch.where(torch.rand(rows, generator=random) < 0.3, 0.0, 0.9),
-        next_obs=make_obs(spec, rows, random),
-        weight=torch.ones(rows),
-        row_id=torch.arange(rows),
-    )
-
-
-def make_transition(spec: EnvSpec, seed: int = 0) -> Transition:
-    random = torch.Generator().manual_seed(seed)
-    assert isinstance(spec.action, Continuous)
-    flags = torch.zeros(spec.num_envs, dtype=torch.bool)
-    return Transition(
-        obs=make_obs(spec, spec.num_envs, random),
-        action=torch.zeros(spec.num_envs, spec.action.size),
-        reward=torch.randn(spec.num_envs, generator=random),
-        terminated=flags,
-        truncated=flags,
-        next_obs=make_obs(spec, spec.num_envs, random),
-        info={},
-    )
-
-
 def weights(agent: FastTD3) -> list[torch.Tensor]:
-    modules = (agent.policy, agent.critic, agent.critic_target)
-    return [p.detach().clone() for m in modules for p in m.parameters()]
+    return parameters(agent.policy, agent.critic, agent.critic_target)
 
 
 def test_one_update_by_hand() -> None:
@@ -114,6 +64,7 @@ def test_one_update_by_hand() -> None:
     z = np.array([-1.0, 0.0, 1.0])
     s, a, s2 = (x.double().numpy() for x in (batch.obs.actor, batch.action, batch.next_obs.actor))
     reward, discount = batch.reward.double().numpy(), batch.discount.double().numpy()
+    weight = batch.weight.double().numpy()
 
     def softmax(x: Any) -> Any:
         e = np.exp(x - x.max(-1, keepdims=True))
@@ -137,16 +88,17 @@ def test_one_update_by_hand() -> None:
                 target[row, k] += mass * max(0.0, 1 - abs(place - z[k]))
     x = np.concatenate([s, a], 1)
 
-    def adamw(weight: Any, gradient: Any) -> Any:
+    def adamw(old: Any, gradient: Any) -> Any:
         """The first step: both moments are the gradient's own, so only its sign remains."""
-        return weight * (1 - lr * decay) - lr * gradient / (np.abs(gradient) + 1e-8)
+        return old * (1 - lr * decay) - lr * gradient / (np.abs(gradient) + 1e-8)
 
     new_w, new_b = np.empty_like(double["critic"][0]), np.empty_like(double["critic"][1])
     for head in (0, 1):  # (4): the gradient of the mean cross-entropy with respect to the logits
-        error = (softmax(logits("critic", head, x)) - target) / 2
+        error = weight[:, None] * (softmax(logits("critic", head, x)) - target) / 2
         new_w[head] = adamw(double["critic"][0][head], x.T @ error)
         new_b[head] = adamw(double["critic"][1][head], error.sum(0))
-    loss = sum(-(target * np.log(softmax(logits("critic", h, x)))).sum(-1).mean() for h in (0, 1))
+    entropies = [-(target * np.log(softmax(logits("critic", h, x)))).sum(-1) for h in (0, 1)]
+    loss = sum((weight * entropy).mean() for entropy in entropies)
     old_target = [v.copy() for v in double["critic_target"]]
     double["critic"] = [new_w, new_b]
     pi = np.tanh(s @ wp + bp)

@@ -23,10 +23,11 @@ from fleetfoot.explore import (
     share_of,
 )
 from fleetfoot.nn.normalize import RunningNorm
+from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.topologies.actor import Actor, ActorFailed
-from fleetfoot.topologies.actor_fleet import Fleet
+from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.block import Block, pack_lines, unpack_lines
 from fleetfoot.topologies.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
 from fleetfoot.topologies.local_buffer import LocalBuffer
@@ -231,7 +232,7 @@ def test_the_fleet_tells_successors_what_was_taken() -> None:
                 raise ZeroDivisionError
             return Block(0, 7, self.blocks - 1, 1, 0.0, {}, None)
 
-    fleet = Fleet(
+    fleet = ActorFleet(
         FakeRay(),
         RayConfig(),
         pack_recipe(few("apex_dqn/cartpole")),
@@ -244,7 +245,12 @@ def test_the_fleet_tells_successors_what_was_taken() -> None:
         past=[100],
         restarts=Restarts(10),
     )
-    fleet._launch = lambda actor: told.append(fleet.past[actor])  # type: ignore[method-assign]
+
+    def launch(actor: int) -> tuple[Any, Any]:
+        told.append(fleet.past[actor])
+        return None, None
+
+    fleet.workers.make = launch
     for _ in range(3):
         fleet.open[0].append("request")
         fleet.next_block(0.0)
@@ -274,3 +280,13 @@ def test_what_an_environment_raises_names_its_seed() -> None:
     weights = to_arrays({"behaviour": actor.agent.behaviour.state_dict()})
     with pytest.raises(ActorFailed, match=rf"seed {actor.seeds.env}: ZeroDivisionError: the robot"):
         actor.collect(1, 1, weights)
+
+
+def test_under_ray_nobody_chooses_a_gpu_by_number() -> None:
+    cfg = RayConfig()
+    assert cfg.gpus_of(torch.device("cuda")) == cfg.gpus_of(torch.device("cuda:0")) == 1.0
+    assert cfg.gpus_of(CPU) == 0.0
+    with pytest.raises(
+        UserError, match=r"cannot choose cuda:1: use --device cuda.*VISIBLE_DEVICES=1"
+    ):
+        cfg.gpus_of(torch.device("cuda:1"))

@@ -1,15 +1,14 @@
-"""Ape-X on a Ray of its own: equal to `synchronous` in lockstep, learns, and survives the loss of its workers."""
+"""Ape-X on a Ray of its own: equal to `synchronous` in lockstep, learns, stops and goes on."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.actor_fleet import Fleet
+from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, remote
+from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.crashing import BadExamConfig, CrashingConfig
+from topologies.losing import assert_counters_add_up, lines, when
 from topologies.test_synchronous import agent_state, assert_same
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
@@ -62,46 +62,6 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
     """With another topology of the same kind."""
     assert isinstance(recipe.topology, ActorLearnerConfig)
     return replace(recipe, topology=replace(recipe.topology, **changes))
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-
-
-def when(folder: Path, vec_steps: int, act: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as a run has come so far."""
-
-    def watch() -> None:
-        for _ in range(3_000):
-            if any(line["vec_steps"] >= vec_steps for line in lines(folder)):
-                return act()
-            time.sleep(0.05)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
-
-
-def kill(role: str) -> None:
-    """SIGKILL one process that plays a role in this test's own Ray."""
-    mine = psutil.Process().children(recursive=True)
-    found = [p for p in mine if p.cmdline() and p.cmdline()[0].startswith(f"ray::{role}")]
-    assert found, [p.cmdline()[:1] for p in mine]
-    found[0].kill()
-
-
-def assert_counters_add_up(folder: Path, recipe: Recipe) -> None:
-    """Every row that was counted is in the replay once, and no other is."""
-    assert isinstance(recipe.topology, ActorLearnerConfig)
-    state = checkpoint.load(folder).state
-    received = state["lines"]
-    assert sum(received) // recipe.topology.actors == state["vec_steps"] == recipe.total_vec_steps
-    heads = state["replay"]["ring"]["heads"]
-    assert [written for _, written in heads] == received
-    expected = recipe.pace.updates_after(recipe.total_vec_steps)
-    assert state["updates"] == expected
 
 
 @pytest.mark.parametrize("name", ["apex_dqn/cartpole", "apex_dpg/pendulum"])
@@ -193,6 +153,9 @@ def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
         return caught.value
 
     assert died(ray, error_of(remote(ray, Victim, cpus=0).remote().die.remote()))
+    full = ray.exceptions.OutOfMemoryError("two pages\nof advice")
+    assert died(ray, full)
+    assert one_line(full) == "its machine has no memory left"
     assert not died(ray, error_of(remote(ray, Witness, cpus=0).remote().look.remote()))
 
 
@@ -258,7 +221,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_room(
 
 
 def test_all_blocks_that_are_there_are_taken_at_once() -> None:
-    class Stocked(Fleet):
+    class Stocked(ActorFleet):
         def __init__(self) -> None:
             self.stock, self.waits, self.asked = [1, 2, 3], list[float](), 0
 
@@ -294,7 +257,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Monke
         load_ray()
 
 
-@pytest.mark.slow  # the test of killed workers below reaches the same with less luck
+@pytest.mark.slow
 def test_apex_dqn_solves_the_cartpole_with_four_actors(ray: Any, tmp_path: Path) -> None:
     recipe = replace(recipes.get("apex_dqn/cartpole"), log=QUIET, device="cpu", threads=1)
     result = train(recipe, tmp_path / "run")
@@ -306,31 +269,6 @@ def test_apex_dqn_solves_the_cartpole_with_four_actors(ray: Any, tmp_path: Path)
 def test_apex_dpg_solves_the_pendulum(ray: Any, tmp_path: Path) -> None:
     recipe = replace(recipes.get("apex_dpg/pendulum"), log=QUIET, device="cpu", threads=1)
     assert train(recipe, tmp_path / "run").best_return >= -200
-
-
-@pytest.mark.slow
-def test_a_killed_actor_and_a_killed_learner_cost_nothing_but_time(
-    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    recipe = replace(recipes.get("apex_dqn/cartpole"), log=QUIET, device="cpu", threads=1)
-    recipe = replace(recipe, checkpoint=CheckpointConfig(every_vec_steps=100))
-    total = recipe.total_vec_steps
-    threads = [
-        when(tmp_path / "run", total // 4, lambda: kill("Actor")),
-        when(tmp_path / "run", total // 2, lambda: kill("Learner")),
-    ]
-    result = train(recipe, tmp_path / "run")
-    for thread in threads:
-        thread.join()
-    said = capfd.readouterr().err
-    assert "is lost (its process died); restart 1 of 10" in said
-    assert "the learner is lost (its process died)" in said
-    assert result.best_return >= 475
-    assert_counters_add_up(tmp_path / "run", recipe)
-    steps = [line["vec_steps"] for line in lines(tmp_path / "run") if "critic/loss" in line]
-    assert steps == sorted(set(steps)), "what the lost learner wrote after its checkpoint is gone"
-    incarnations = checkpoint.load(tmp_path / "run").state["incarnations"]
-    assert sorted(incarnations) == [1, 1, 1, 2]
 
 
 def test_ctrl_c_on_the_command_line_leaves_no_process_behind(tmp_path: Path) -> None:

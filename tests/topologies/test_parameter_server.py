@@ -33,7 +33,7 @@ from fleetfoot.topologies.bundle import (
     build_agent,
     flat,
     make_rule,
-    share_of,
+    shortened,
     total_updates,
 )
 from fleetfoot.topologies.parameter_server import gradient_metrics
@@ -426,8 +426,8 @@ def test_a_successor_explores_where_the_lost_one_was_and_fills_its_replay_first(
 
 def test_schedules_are_those_of_all_bundles_together() -> None:
     part = EpsilonAnnealConfig(over_vec_steps=101, random_vec_steps=6)
-    assert share_of(part, 1) == part
-    assert share_of(part, 4) == replace(part, over_vec_steps=26, random_vec_steps=2)
+    assert shortened(part, 1) == part
+    assert shortened(part, 4) == replace(part, over_vec_steps=26, random_vec_steps=2)
     recipe = small(pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=10))
     assert total_updates(recipe, 1) == recipe.total_updates() == 200
     assert total_updates(replace(recipe, total_vec_steps=220), 2) == 400

@@ -1,13 +1,11 @@
-"""Gorila as processes on Ray: the same weights in lockstep, and what happens when processes die."""
+"""Gorila as processes on Ray: the same weights in lockstep, learns, stops."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -25,11 +23,14 @@ from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies.bundle import Report, flat
+from fleetfoot.topologies.bundle_fleet import BundleFleet
 from fleetfoot.topologies.cluster import Restarts
-from fleetfoot.topologies.fleet import Fleet
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
 from fleetfoot.topologies.run import Interrupt
 from fleetfoot.topologies.synchronous import SynchronousConfig
+from fleetfoot.topologies.workers import Workers
+from topologies.crashing import CrashingConfig
+from topologies.losing import assert_adds_up, lines
 from topologies.test_parameter_server import small
 
 ray = pytest.importorskip("ray")
@@ -46,30 +47,8 @@ def one_ray_for_all() -> Iterator[None]:
         yield
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def server(folder: Path) -> list[dict[str, Any]]:
-    shards: list[dict[str, Any]] = checkpoint.load(folder).state["server"]
-    return shards
-
-
 def weights(folder: Path, name: str = "weights") -> torch.Tensor:
-    return torch.cat([shard[name] for shard in server(folder)])
-
-
-def assert_adds_up(folder: Path) -> dict[str, Any]:
-    """Every update is an accepted gradient of some bundle, and all shards have made the same."""
-    shards = server(folder)
-    books = shards[0]["books"]
-    assert {shard["version"] for shard in shards} == {sum(books["accepted"].values())}
-    assert sum(books["lags"]) <= sum(sum(books[k].values()) for k in ("accepted", "stale"))
-    last = lines(folder)[-1]
-    assert last["updates"] == last["gradients/accepted"] == shards[0]["version"]
-    assert last["gradients/stale"] == sum(books["stale"].values())
-    assert last["gradients/outlying"] == sum(books["outlying"].values())
-    return last
+    return torch.cat([shard[name] for shard in checkpoint.load(folder).state["server"]])
 
 
 def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: Path) -> None:
@@ -96,43 +75,14 @@ def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: P
     assert evaluate_run(tmp_path / "gorila", episodes=2, device="cpu").returns.shape == (2,)
 
 
-class Saboteur(threading.Thread):
-    """Kills one process of a fleet, once, as soon as the server has made so many updates."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str, after_updates: int):
-        super().__init__(daemon=True)
-        self.what, self.after_updates = what, after_updates
-        self.fleet: Fleet | None = None
-        self.killed_at: int | None = None
-        begin = Fleet.start
-
-        def start(fleet: Fleet, state: Any) -> None:
-            begin(fleet, state)
-            self.fleet = fleet
-            self.start()
-
-        monkeypatch.setattr(Fleet, "start", start)
-
-    def run(self) -> None:
-        assert self.fleet is not None
-        while True:
-            books = self.fleet.server.books()
-            if books.total("accepted") >= self.after_updates:
-                break
-            time.sleep(0.05)
-        process = self.fleet.bundles[1] if self.what == "bundle" else self.fleet.server.shards[1]
-        call = process.__ray_call__.remote(lambda _: os.getpid())
-        os.kill(ray.get(call), signal.SIGKILL)
-        self.killed_at = books.total("accepted")
-
-
 def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
     """The environment raises at its third step, in every bundle; its seed is told."""
     cfg = ParameterServerConfig(bundles=1)
     topology = replace(cfg, ray=replace(cfg.ray, max_restarts=1))
-    recipe = small(env=fragile().FragileConfig(), topology=topology)
+    recipe = small(env=CrashingConfig(at=3), topology=topology)
     with pytest.raises(
-        UserError, match=r"bundle 0 \(environments of seed \d+\) is lost .*too hot.*1 restarts"
+        UserError,
+        match=r"bundle 0 \(environments of seed \d+\) is lost .*left the world.*1 restarts",
     ):
         train(recipe, tmp_path / "run")
 
@@ -164,13 +114,21 @@ def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
 
         def kill(self, _: Any) -> None: ...
 
-    fleet: Any = Fleet.__new__(Fleet)
+    fleet: Any = BundleFleet.__new__(BundleFleet)
     fleet.ray, fleet.recipe, fleet.restarts = FakeRay(), small(), Restarts(1)
     fleet.cfg = ParameterServerConfig(bundles=2, shift_vec_steps=5)
-    fleet.lives, fleet.habits, fleet.starting = [0, 0], [None, None], {}
+    fleet.habits = [None, None]
     fleet.server, fleet.idle = SimpleNamespace(shards=[]), deque([0, 1])
-    fleet.new_bundle = lambda index: Slow(index, fleet.lives[index])
-    fleet.bundles = [fleet.new_bundle(0), fleet.new_bundle(1)]
+
+    def launch(index: int) -> tuple[Any, Any]:
+        bundle = Slow(index, workers.lives[index])
+        return bundle, bundle.start.remote()
+
+    workers = fleet.workers = Workers(
+        fleet.ray, launch, lives=[0, 0], name=str, restarts=fleet.restarts
+    )
+    workers.launch_all()
+    made.clear()
     reports = list(fleet.work(20, Interrupt()))
     assert sum(report.vec_steps for report in reports) == 20
     assert made == [
@@ -180,13 +138,7 @@ def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
         *[("work", 1, 0)] * 3,
     ]
     assert sorted(fleet.idle) == [0, 1], "the new one is there in the end"
-    assert not fleet.starting
-
-
-def fragile() -> Any:
-    from topologies import fragile_env
-
-    return fragile_env
+    assert not workers.starting
 
 
 CTRL_C = """
@@ -251,43 +203,3 @@ def test_two_bundles_solve_the_cartpole(tmp_path: Path) -> None:
     result = train(cartpole(), tmp_path / "run")
     assert result.best_return >= SOLVED  # processes out of step: the last may fall back
     assert assert_adds_up(tmp_path / "run")["gradients/stale"] < 0.05 * result.counters.updates
-
-
-TWO_BY_TWO = ParameterServerConfig(bundles=2, shards=2, shift_vec_steps=25)
-
-
-@pytest.mark.learning
-def test_a_killed_bundle_is_replaced_nothing_counts_twice_and_the_cartpole_is_solved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saboteur = Saboteur(monkeypatch, "bundle", after_updates=1_000)
-    result = train(cartpole(topology=replace(TWO_BY_TWO, shards=1)), tmp_path / "run")
-    assert saboteur.killed_at is not None
-    assert result.counters.vec_steps == 3_000
-    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
-    assert "bundle 1 (environments of seed" in capsys.readouterr().err
-    state = checkpoint.load(tmp_path / "run").state
-    assert state["lives"] == [0, 1]
-    books = state["server"][0]["books"]
-    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
-    # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
-    reported = 2 * (3_000 - 3 * 100)
-    assert reported <= arrived <= reported + 2 * 25
-    assert result.best_return >= SOLVED  # processes out of step: the last may fall back
-
-
-@pytest.mark.slow
-def test_a_killed_shard_sends_the_server_back_to_its_checkpoint_and_the_cartpole_is_solved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saboteur = Saboteur(monkeypatch, "shard", after_updates=1_000)
-    result = train(cartpole(topology=TWO_BY_TWO), tmp_path / "run")
-    assert saboteur.killed_at is not None
-    assert result.counters.vec_steps == 3_000
-    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
-    assert "shard 1 of the server" in capsys.readouterr().err
-    assert checkpoint.load(tmp_path / "run").state["lives"] == [0, 0]
-    # A checkpoint every 500 vec steps: what was learned since the last is gone, and no more.
-    most = 2 * (3_000 - 2 * 100)
-    assert most - 2 * 500 - 2 * 2 * 25 <= result.counters.updates < most
-    assert result.best_return >= SOLVED  # processes out of step: the last may fall back

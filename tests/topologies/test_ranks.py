@@ -23,7 +23,7 @@ from fleetfoot.log import curve
 from fleetfoot.part import UserError
 from fleetfoot.ranks import ALONE, Ranks
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.topologies.sharded import carried_over, share_of
+from fleetfoot.topologies.sharded import carried_over, rank_recipe
 from topologies import ranks_worker
 from topologies.ranks_worker import TOTAL
 from topologies.test_synchronous import assert_same, small, tensors
@@ -271,17 +271,17 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 def test_each_rank_gets_its_share() -> None:
     whole = small(explorer=EpsilonLadderConfig(), replay=ReplayConfig(capacity=801, n_step=3))
-    shares = [share_of(whole, Ranks(rank, 2, rank, 2)) for rank in range(2)]
+    shares = [rank_recipe(whole, Ranks(rank, 2, rank, 2)) for rank in range(2)]
     for rank, share in enumerate(shares):
         assert (share.num_envs, share.batch_size) == (4, 8)
         assert share.replay.capacity // share.num_envs == whole.replay.capacity // whole.num_envs
         assert share.explorer == EpsilonLadderConfig(first=4 * rank, total=8)
         assert whole.seeds(rank) != whole.seeds(1 - rank)
-    assert share_of(whole, Ranks()) is whole
+    assert rank_recipe(whole, Ranks()) is whole
     in_gib = dataclasses.replace(whole, replay=ReplayConfig(capacity_gib=3.0))
-    assert share_of(in_gib, Ranks(0, 2, 0, 2)).replay.capacity_gib == 1.5
+    assert rank_recipe(in_gib, Ranks(0, 2, 0, 2)).replay.capacity_gib == 1.5
     with pytest.raises(UserError, match="batch_size is 15, which 2 processes"):
-        share_of(dataclasses.replace(whole, batch_size=15), Ranks(0, 2, 0, 2))
+        rank_recipe(dataclasses.replace(whole, batch_size=15), Ranks(0, 2, 0, 2))
 
 
 def test_what_an_explorer_carries_over_to_another_number_of_environments() -> None:

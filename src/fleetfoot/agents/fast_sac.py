@@ -1,8 +1,7 @@
 """FastSAC: soft actor-critic on massively many simulations, with the critics, batches and networks of FastTD3.
 
-Soft actor-critic: Haarnoja et al. 2018, arXiv 1812.05905. Categorical critics and the
-large-batch regime as in FastTD3 (arXiv
-2505.22642). With R, d the folded reward and discount, z the atoms, alpha the temperature:
+Soft actor-critic: Haarnoja et al. 2018, arXiv 1812.05905. Categorical critics and the large-batch regime as in FastTD3
+(arXiv 2505.22642). With R, d the folded reward and discount, z the atoms, alpha the temperature:
 
     (1)  a', log pi' ~ policy(s'),   shifted atoms  y = clip(R + d (z - alpha log pi'), v_min, v_max)
     (2)  p_i = softmax(critic_target_i(s', a'))
@@ -15,9 +14,8 @@ large-batch regime as in FastTD3 (arXiv
 
 The policy is a tanh-squashed Gaussian; log std = lo + (hi - lo) (1 + tanh(raw)) / 2.
 
-Deviation from the usual SAC: [1] without clipped double Q the target is the mean of the heads'
-distributions, so that both
-heads learn from one target. Everything FastTD3 numbers under normalisation, windows and batches holds here too.
+Deviation from the usual SAC: [1] without clipped double Q the target is the mean of the heads' distributions, so that
+both heads learn from one target. Everything FastTD3 numbers under normalisation, windows and batches holds here too.
 """
 
 from __future__ import annotations

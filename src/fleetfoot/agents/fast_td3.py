@@ -5,9 +5,8 @@ observation, a the action, R and d the folded reward and what is left of the dis
 
     (1)  a' = clip(policy(s') + clip(policy_noise * xi, +-noise_clip), -1, 1),   xi ~ N(0, 1)
     (2)  p_i = softmax(critic_target_i(s', a')),   shifted atoms  y = clip(R + d z, v_min, v_max)
-    (3)  target distribution: project(p_j, y) with j = argmin_i E[p_i . y]   (clipped double Q:
-    the whole distribution of
-         the head with the smaller mean; without it each head keeps its own)
+    (3)  target distribution: project(p_j, y) with j = argmin_i E[p_i . y]   (clipped double Q: the whole distribution
+         of the head with the smaller mean; without it each head keeps its own)
     (4)  critic loss = sum_i mean_batch CE(target, critic_i(s, a))
     (5)  policy loss = -mean_batch min_i E[Z_i(s, policy(s))]   (without clipped double Q: the mean over i),
          every `policy_every` updates
@@ -23,14 +22,12 @@ Deviations from the published code:
     [2] What is executed is what is stored: actions are clipped before both.
     [3] n-step windows stop at truncations and at the write head; a window cut after m steps is discounted by gamma^m.
     [4] A batch has exactly `batch_size` rows, drawn from all environments, whatever their number.
-    [5] The policy is updated every `policy_every` updates counted over the whole run, also when
-    it is 1 or when there is
-        one update per vec step.
+    [5] The policy is updated every `policy_every` updates counted over the whole run, also when it is 1 or when there
+        is one update per vec step.
     [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
-    [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser
-    touches it. Returns for reward
-        normalisation are kept per environment and their statistics per task; the reward
-        of an episode's last step counts.
+    [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser touches it. Returns for
+        reward normalisation are kept per environment and their statistics per task; the reward of an episode's last
+        step counts.
     [8] The cosine of the learning rates advances with every update of its network, not with every vec step.
 """
 

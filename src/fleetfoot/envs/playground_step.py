@@ -65,9 +65,7 @@ class Layout:
 
     tree: Any  # of the State
     names: tuple[str, ...]  # of its leaves
-    drawn: tuple[
-        int, ...
-    ]  # leaves that come from the pool when an episode begins; also what is saved
+    drawn: tuple[int, ...]  # leaves drawn from the pool when an episode begins; also what is saved
     rowwise: tuple[bool, ...]  # leaves with a row for each environment
 
 

@@ -135,7 +135,8 @@ class Log:
         for sink in self.sinks:
             sink.close()
 
-    def _read(self) -> dict[str, float]:
+    def totals(self) -> Totals:
+        """The sum and the count of each metric since the last reading. Waits for the device, once per device."""
         totals, counts = self._totals, self._counts
         for device in {device for device, _ in self._sums}:
             keys = [key for key in self._sums if key[0] == device]
@@ -144,7 +145,10 @@ class Log:
             for column, value in zip(columns, values, strict=True):
                 (counts if column.counts else totals)[column.name] += value
         self._sums, self._totals, self._counts = {}, defaultdict(float), defaultdict(float)
-        merged = self.merge({name: (totals[name], counts[name]) for name in sorted(totals)})
+        return {name: (totals[name], counts[name]) for name in sorted(totals)}
+
+    def _read(self) -> dict[str, float]:
+        merged = self.merge(self.totals())
         # A count that is itself NaN must not hide its metric, so only a true zero is left out.
         return {name: total / count for name, (total, count) in merged.items() if count != 0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,16 +27,24 @@ class Observations:
                 f"{spec.name} has stacks of frames, which only a whole replay can keep."
             )
         self.rows, self.columns, self.device = cfg.rows(spec), spec.num_envs, device
-        kept = torch.bfloat16 if cfg.storage == "bf16" else torch.float32
-        own = torch.uint8 if spec.obs_dtype == torch.uint8 else kept
-        seen = torch.zeros(self.rows * self.columns, *spec.obs_shape, dtype=own, device=device)
-        self.obs = ObsStore(spec, seen, kept)
+        self.obs = _store(cfg, spec, device)
         self.task = torch.tensor(spec.task_ids, device=device) if spec.task_ids else None
         self.sampler = Uniform(seed, device)
         self.written = 0
         # For reads, on the device: a read that was recorded once can then be repeated.
         self.filled = torch.zeros((), dtype=torch.int64, device=device)
         self.gone = torch.zeros((), dtype=torch.int64, device=device)
+
+    @staticmethod
+    def bytes(cfg: ReplayConfig, spec: EnvSpec) -> int:
+        """Memory the observations will take, without taking it."""
+        tensors = _store(cfg, spec, torch.device("meta")).tensors().values()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    @staticmethod
+    def check_fit(cfg: ReplayConfig, spec: EnvSpec, device: torch.device) -> None:
+        compact = Observations.bytes(replace(cfg, storage="bf16"), spec)
+        cfg.check_fit(spec, device, Observations.bytes(cfg, spec), compact)
 
     def append(self, obs: Obs) -> None:
         """One vec step."""
@@ -75,3 +84,10 @@ class Observations:
         self.written = state["written"]
         self.sampler.load_state_dict(state["sampler"])
         self._moved()
+
+
+def _store(cfg: ReplayConfig, spec: EnvSpec, device: torch.device) -> ObsStore:
+    kept = torch.bfloat16 if cfg.storage == "bf16" else torch.float32
+    own = torch.uint8 if spec.obs_dtype == torch.uint8 else kept
+    rows = cfg.rows(spec) * spec.num_envs
+    return ObsStore(spec, torch.zeros(rows, *spec.obs_shape, dtype=own, device=device), kept)

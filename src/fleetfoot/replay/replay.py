@@ -53,13 +53,22 @@ class ReplayConfig:
         return rows
 
     def build(
-        self, spec: EnvSpec, *, gamma: float, seed: int, device: torch.device, writers: int = 1
+        self,
+        spec: EnvSpec,
+        *,
+        gamma: float,
+        seed: int,
+        device: torch.device,
+        writers: int = 1,
+        beside: int = 0,
     ) -> Replay:
-        """`writers`: so many workers append, each the steps of its own share of the environments."""
+        """`writers`: so many workers append, each the steps of its own share of the environments. `beside`: bytes that
+        must fit on the device as well, for a memory of as many rows that is allocated later."""
         if self.n_step < 1:
             raise UserError(f"replay.n_step must be at least 1, not {self.n_step}.")
         rows = self.rows(spec)
-        self._check_fit(spec, rows, device)
+        compact = replace(self, storage="bf16")._bytes(spec, rows)
+        self.check_fit(spec, device, self._bytes(spec, rows) + beside, compact + beside)
         ring = self._ring(spec, rows, device, writers)
         return Replay(self, ring, self.sampler.build_sampler(ring, rows, seed, device), gamma)
 
@@ -81,13 +90,13 @@ class ReplayConfig:
             device=torch.device(device),
         )
 
-    def _check_fit(self, spec: EnvSpec, rows: int, device: torch.device) -> None:
-        need, free = self._bytes(spec, rows), free_bytes(device)
+    def check_fit(self, spec: EnvSpec, device: torch.device, need: int, compact: int) -> None:
+        """Refuse what does not fit. `need`: bytes of all its rows; `compact`: with observations in bfloat16."""
+        free, rows = free_bytes(device), self.rows(spec)
         if need <= free:
             return
         fits = int(rows * spec.num_envs * 0.9 * free / need)
         advice = [f"--replay.capacity {fits}"]
-        compact = replace(self, storage="bf16")._bytes(spec, rows)
         if self.storage == "float32" and compact <= free:
             advice.insert(0, f"--replay.storage bf16 ({compact / GIB:.1f} GiB)")
         raise UserError(

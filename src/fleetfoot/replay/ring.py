@@ -1,22 +1,20 @@
 """Ring storage: the last T rows of N environments, each observation stored once.
 
-Row t of an environment holds (obs, action, reward, ends). Its next observation is the
-observation of row t + 1, which is
-already there: `append` writes `next_obs` into the line ahead, where the coming row will write the same values again.
+Row t of an environment holds (obs, action, reward, ends). Its next observation is the observation of row t + 1, which
+is already there: `append` writes `next_obs` into the line ahead, where the coming row will write the same values again.
 Only where an episode ended do the two differ. Those true last observations live in a side table, and the row keeps the
 number of its entry.
 
-The ring has T + 1 lines of N rows: T that can be read, and one ahead of the write head that
-holds nothing but the newest
-next observation. Memory is flat: line s, column c is at address s * N + c. What depends on data stays on the device, so
-that neither `append` nor a read waits for it.
+The ring has T + 1 lines of N rows: T that can be read, and one ahead of the write head that holds nothing but the
+newest next observation. Memory is flat: line s, column c is at address s * N + c. What depends on data stays on the
+device, so that neither `append` nor a read waits for it.
 
 Where an observation is a stack of S frames, a row keeps the newest frame alone. The others are the newest frames of the
 S - 1 rows before, or blank. Which of the two, `append` finds out by comparing, frame by frame, so stacks come back as
-they were whatever the environment shows at the start of an episode or after the loss of a life. A
-frame that is neither (no environment that keeps to `EnvSpec.frame_stack` shows one) is noticed:
-its row is not *whole* and must not teach. S - 1 further lines keep the frames of rows that
-are too old to be read themselves, so that every row that can be read has all of its own.
+they were whatever the environment shows at the start of an episode or after the loss of a life. A frame that is neither
+(no environment that keeps to `EnvSpec.frame_stack` shows one) is noticed: its row is not *whole* and must not teach.
+S - 1 further lines keep the frames of rows that are too old to be read themselves, so that every row that can be read
+has all of its own.
 """
 
 from __future__ import annotations

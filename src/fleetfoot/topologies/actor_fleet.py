@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from fleetfoot.data import EnvSpec
-from fleetfoot.part import UserError
 from fleetfoot.topologies.actor import Actor
 from fleetfoot.topologies.block import Block
 from fleetfoot.topologies.cluster import (
@@ -21,13 +20,13 @@ from fleetfoot.topologies.cluster import (
     Published,
     RayConfig,
     Restarts,
-    cause,
     publish,
     remote,
 )
+from fleetfoot.topologies.workers import Workers
 
 
-class Fleet:
+class ActorFleet:
     def __init__(
         self,
         ray: Any,
@@ -48,26 +47,20 @@ class Fleet:
         self.ray, self.cfg, self.packed = ray, cfg, packed
         self.actors, self.lines, self.ahead, self.priorities = actors, lines, ahead, priorities
         self.bf16 = bf16
-        self.incarnations, self.past, self.restarts = incarnations, list(past), restarts
-        self.handles: list[Any] = [None] * actors
-        self.starting: list[Any] = [None] * actors
+        self.past = list(past)
+        self.workers = Workers(
+            ray, self._launch, lives=incarnations, name="actor {}".format, restarts=restarts
+        )
         self.open: list[deque[Any]] = [deque() for _ in range(actors)]
         self.taken = [0] * actors  # blocks of the present incarnation
         self.turn = 0  # whose block is looked for first, so that a slow learner serves all alike
         self.weights = Published(0, None)
         # Told the number of an actor whose next rows do not follow from its last ones.
-        self.replaced: Callable[[int], None] = lambda actor: None
+        self.launched: Callable[[int], None] = lambda actor: None
 
     def start(self) -> EnvSpec:
         """Start all actors; tells what their environments are together."""
-        for actor in range(self.actors):
-            self._launch(actor)
-        actor, specs = 0, list[EnvSpec]()
-        while len(specs) < self.actors:
-            if (spec := self._started(actor)) is not None:
-                specs.append(spec)
-                actor += 1
-        spec = specs[0]
+        spec: EnvSpec = self.workers.launch_all()[0]
         return replace(
             spec, num_envs=spec.num_envs * self.actors, task_ids=spec.task_ids * self.actors
         )
@@ -78,7 +71,7 @@ class Fleet:
 
     def ask(self) -> None:
         """Open requests until each actor has as many as it may have."""
-        for actor, handle in enumerate(self.handles):
+        for actor, handle in enumerate(self.workers.handles):
             while len(self.open[actor]) < self.ahead:
                 version, ref = self.weights
                 self.open[actor].append(handle.collect.remote(self.lines, version, ref))
@@ -90,14 +83,14 @@ class Fleet:
             return None
         actor = min((waiting[ref] for ref in ready), key=lambda a: (a - self.turn) % self.actors)
         self.turn = (actor + 1) % self.actors
-        if self.starting[actor] is not None and self._started(actor) is None:
+        if not self.workers.started(actor):
             return None
         try:
             block: Block = self.ray.get(self.open[actor].popleft())
         except Exception as error:
-            self._replace(actor, error)
+            self.workers.replace(actor, error)
             return None
-        if (block.incarnation, block.sequence) != (self.incarnations[actor], self.taken[actor]):
+        if (block.incarnation, block.sequence) != (self.workers.lives[actor], self.taken[actor]):
             raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
         self.taken[actor] += 1
         self.past[actor] += self.lines
@@ -123,9 +116,7 @@ class Fleet:
         return len(self._ready(every, 0.0))
 
     def close(self) -> None:
-        for handle in self.handles:
-            if handle is not None:
-                self.ray.kill(handle)
+        self.workers.close()
 
     def _ready(self, refs: list[Any], timeout: float) -> list[Any]:
         if not refs:
@@ -135,34 +126,12 @@ class Fleet:
             ready, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
         return list(ready)
 
-    def _launch(self, actor: int) -> None:
+    def _launch(self, actor: int) -> tuple[Any, Any]:
+        life = self.workers.lives[actor]
         make = remote(self.ray, Actor, cpus=self.cfg.worker_cpus)
-        handle = make.remote(self.packed, actor, self.actors, self.incarnations[actor])
-        self.handles[actor] = handle
-        threads = max(1, int(self.cfg.worker_cpus))
-        self.starting[actor] = handle.start.remote(
-            threads, self.priorities, self.bf16, self.past[actor]
-        )
-        self.taken[actor] = 0
-
-    def _started(self, actor: int) -> EnvSpec | None:
-        """Wait until an actor is built; replaces it where that fails."""
-        ref, self.starting[actor] = self.starting[actor], None
-        if ref is None:
-            return None
-        try:
-            spec: EnvSpec = self.ray.get(ref)
-        except Exception as error:
-            self._replace(actor, error)
-            return None
-        return spec
-
-    def _replace(self, actor: int, error: BaseException) -> None:
-        if isinstance(inner := cause(error), UserError):
-            raise UserError(str(inner)) from error
-        self.restarts.note(f"actor {actor}", error)
-        self.ray.kill(self.handles[actor])
+        handle = make.remote(self.packed, actor, self.actors, life)
         self.open[actor].clear()
-        self.incarnations[actor] += 1
-        self.replaced(actor)
-        self._launch(actor)
+        self.taken[actor] = 0
+        self.launched(actor)
+        threads = max(1, int(self.cfg.worker_cpus))
+        return handle, handle.start.remote(threads, self.priorities, self.bf16, self.past[actor])

@@ -91,6 +91,18 @@ def unpack_lines(
             }
 
 
+def split_lines(lines: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the first line begins with, and everything else: together they are `lines`."""
+    seen = {name: lines[name] for name in ("first", "task")}
+    return seen, {name: value for name, value in lines.items() if name not in seen}
+
+
+def unpack_obs(seen: dict[str, Any], device: torch.device) -> Obs:
+    """The observations in the first half of `split_lines`."""
+    tensors = _to(to_tensors(seen), device)
+    return _whole(tensors["first"], tensors["task"])
+
+
 def sides(private: bool) -> tuple[str, ...]:
     return ("actor", "critic") if private else ("actor",)
 

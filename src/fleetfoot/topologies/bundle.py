@@ -245,7 +245,7 @@ def bundle_seeds(seed: int, index: int, life: int) -> Seeds:
     return Seeds.of(seed, index, life) if index or life else Seeds.of(seed)
 
 
-def share_of(part: T, bundles: int) -> T:
+def shortened(part: T, bundles: int) -> T:
     """A part whose lengths in vec steps are those of the whole run, for a bundle that makes its share of them."""
     lengths = {
         f.name: -(-getattr(part, f.name) // bundles)
@@ -273,7 +273,7 @@ class Bundle:
         self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
         spec = self.env.spec
         self.agent = build_agent(recipe, spec, bundles, device)
-        explorer = share_of(recipe.explorer, bundles)
+        explorer = shortened(recipe.explorer, bundles)
         self.explorer = explorer.build(spec, seed=seeds.explorer, device=device)
         self.replay = recipe.replay.build(
             spec, gamma=recipe.gamma, seed=seeds.replay, device=device

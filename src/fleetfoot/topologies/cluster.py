@@ -31,21 +31,27 @@ GIB = 1024**3
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
-@part
-class RayConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterFields:
+    """What every way to use Ray has to say."""
+
     address: str = ""
     """Of a running cluster (host:port, or auto for the one on this machine); empty: start one for this run alone."""
+    object_store_gib: float = 1.0
+    """Shared memory of a Ray started here."""
+    max_restarts: int = 10
+    """Workers that may die or fail before the run ends with an error. A learner that begins again, and a resumed
+    run, count from 0; losses of the learner itself are counted apart, to the same limit."""
+
+
+@part
+class RayConfig(ClusterFields):
     worker_cpus: float = 1.0
     """Cores that each worker (actor, bundle, shard, evaluator) asks the cluster for."""
     learner_cpus: float = 1.0
     """Cores that the learner asks for."""
     learner_gpus: float = -1.0
     """GPUs that the learner asks for; below 0: one if the recipe's device is a GPU."""
-    object_store_gib: float = 1.0
-    """Shared memory of a Ray started here."""
-    max_restarts: int = 10
-    """Workers that may die or fail before the run ends with an error. A learner that begins again, and a resumed
-    run, count from 0; losses of the learner itself are counted apart, to the same limit."""
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0 or self.worker_cpus < 0 or self.learner_cpus < 0:
@@ -53,9 +59,19 @@ class RayConfig:
 
     def gpus_of(self, device: torch.device) -> float:
         """GPUs for a learner on `device`."""
+        check_device(device)
         if self.learner_gpus >= 0:
             return self.learner_gpus
         return 1.0 if device.type == "cuda" else 0.0
+
+
+def check_device(device: torch.device) -> None:
+    """UserError for a certain GPU: which one a process gets is for Ray to say, and it sees no other."""
+    if device.type == "cuda" and device.index:
+        raise UserError(
+            f"under Ray a learner cannot choose {device}: use --device cuda, and to choose a GPU start "
+            f"fleetfoot (or ray start) with CUDA_VISIBLE_DEVICES={device.index}."
+        )
 
 
 def load_ray() -> Any:
@@ -70,7 +86,7 @@ def load_ray() -> Any:
 
 @contextmanager
 def cluster(
-    cfg: RayConfig, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
+    cfg: ClusterFields, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
 ) -> Iterator[Any]:
     """The module `ray`, connected; `cpus` and `gpus` are what the roles of the run ask for together, `here` is what
     those of them ask for that must be on this machine.
@@ -129,7 +145,7 @@ def check_room(ray: Any, cpus: float, gpus: float, here: tuple[float, float] = (
         if whole.get(name, 0.0) < all_roles:
             raise UserError(
                 f"the run asks for {all_roles:g} {name}s, the cluster has {whole.get(name, 0.0):g}: "
-                "add nodes, take fewer workers, or lower --topology.ray.worker-cpus."
+                "add nodes, take fewer workers, or let each ask for less."
             )
 
 
@@ -189,18 +205,28 @@ def _modules(value: Any) -> Iterator[str]:
             yield from _modules(one)
 
 
-def to_arrays(tree: Any) -> Any:
+class Bfloat16(NamedTuple):
+    """Numbers that numpy does not know, by their bits."""
+
+    bits: Any
+
+
+def to_arrays(tree: Any, *, copy: bool = True) -> Any:
     """Tensors, in dictionaries, tuples and lists, as numpy arrays that nobody will write to.
 
-    A tensor on the CPU is copied: the object store reads it later, when training may have changed it.
+    A tensor on the CPU is copied: the object store may read it later, when training may have changed it. What is read
+    at once, as that which a worker returns, need not be.
     """
     if isinstance(tree, Tensor):
+        if tree.dtype == torch.bfloat16:
+            return Bfloat16(to_arrays(tree.view(torch.int16), copy=copy))
         host = tree.detach().to("cpu")
-        return (host.clone() if host.data_ptr() == tree.data_ptr() else host).numpy()
+        shared = host.data_ptr() == tree.data_ptr()
+        return (host.clone() if copy and shared else host).numpy()
     if isinstance(tree, dict):
-        return {key: to_arrays(value) for key, value in tree.items()}
+        return {key: to_arrays(value, copy=copy) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return [to_arrays(value) for value in tree]
+        return [to_arrays(value, copy=copy) for value in tree]
     return tree
 
 
@@ -208,6 +234,8 @@ def to_tensors(tree: Any) -> Any:
     """The inverse of `to_arrays`, but for tuples, which are lists now. Do not write to the tensors."""
     if isinstance(tree, np.ndarray):
         return torch.from_numpy(tree)
+    if isinstance(tree, Bfloat16):
+        return torch.from_numpy(tree.bits).view(torch.bfloat16)
     if isinstance(tree, dict):
         return {key: to_tensors(value) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
@@ -237,17 +265,24 @@ class Restarts:
     What a Ray actor prints ends in Ray's own files, so those that restart others hand their lines to `say`.
     """
 
-    def __init__(self, limit: int, say: Callable[[str], object] | None = None):
-        self.limit, self.count, self.say = limit, 0, say or tell
+    def __init__(
+        self,
+        limit: int,
+        say: Callable[[str], object] | None = None,
+        option: str = "--topology.ray.max-restarts",
+    ):
+        """`option`: where the limit can be raised."""
+        self.limit, self.count, self.say, self.option = limit, 0, say or tell, option
 
     def note(self, who: str, error: BaseException | str) -> None:
-        """A worker is lost and will be replaced. UserError where there were too many."""
+        """A worker is lost and will be replaced. UserError where its error is one, or where there were too many."""
+        if isinstance(error, BaseException):
+            raise_mistake(error)
         reason = error if isinstance(error, str) else one_line(error)
         self.count += 1
         if self.count > self.limit:
             raise UserError(
-                f"{who} is lost ({reason}) after {self.limit} restarts: put that right, or raise "
-                "--topology.ray.max-restarts."
+                f"{who} is lost ({reason}) after {self.limit} restarts: put that right, or raise {self.option}."
             )
         self.say(f"{who} is lost ({reason}); restart {self.count} of {self.limit}.")
 
@@ -263,8 +298,11 @@ def died(ray: Any, error: BaseException) -> bool:
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         return False
-    kinds = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
-    return isinstance(error, (*kinds, ray.exceptions.ObjectLostError))
+    kinds = ray.exceptions
+    ends = (kinds.RayActorError, kinds.WorkerCrashedError, kinds.ObjectLostError)
+    return isinstance(
+        error, (*ends, kinds.OutOfMemoryError)
+    )  # Ray ends processes before memory does
 
 
 def cause(error: BaseException) -> BaseException:
@@ -273,10 +311,18 @@ def cause(error: BaseException) -> BaseException:
     return inner if isinstance(inner, BaseException) else error
 
 
+def raise_mistake(error: BaseException) -> None:
+    """Raise what a worker raised, if that is a mistake of the user: another worker would make it too."""
+    if isinstance(inner := cause(error), UserError):
+        raise UserError(str(inner)) from error
+
+
 def one_line(error: BaseException) -> str:
     """The kind of an error and the last line of what it says."""
     inner = cause(error)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     if type(inner).__name__ in ("ActorDiedError", "RayActorError", "ActorUnavailableError"):
         return "its process died"
+    if type(inner).__name__ == "OutOfMemoryError":
+        return "its machine has no memory left"
     return f"{type(inner).__name__}: {lines[-1][:300]}" if lines else type(inner).__name__

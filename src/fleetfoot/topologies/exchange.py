@@ -1,4 +1,8 @@
-"""What threads of one process hand each other. On a GPU each has a stream of its own, and none waits on the host."""
+"""What those who learn and collect at the same time hand each other.
+
+Threads of one process copy; on a GPU each has a stream of its own, and none waits on the host. To other processes
+weights go as flat arrays.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +68,28 @@ class Reader:
 def _copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     for mine, theirs in zip(into, tensors, strict=True):
         mine.copy_(theirs)
+
+
+def flat(tensors: Sequence[Tensor]) -> list[Any]:
+    """Copies of the tensors for another process, as one long array per kind of number."""
+    kinds = dict.fromkeys(tensor.dtype for tensor in tensors)
+    long = [
+        torch.cat([t.detach().reshape(-1) for t in tensors if t.dtype == kind]) for kind in kinds
+    ]
+    return [each.cpu().numpy() for each in long]
+
+
+@torch.no_grad()
+def copy_flat_(into: Sequence[Tensor], arrays: Sequence[Any]) -> None:
+    """The inverse of `flat`, for tensors of the same kinds and sizes in the same order."""
+    kinds = dict.fromkeys(tensor.dtype for tensor in into)
+    for kind, array in zip(kinds, arrays, strict=True):
+        mine = [tensor for tensor in into if tensor.dtype == kind]
+        long = torch.from_numpy(array).to(mine[0].device)
+        at = 0
+        for tensor in mine:
+            tensor.copy_(long[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
 
 
 class Channel(Generic[T]):

@@ -14,21 +14,26 @@ become processes, and the process that started the run hands out work, evaluates
 
 from __future__ import annotations
 
-import dataclasses
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fleetfoot.agents.agent import Agent
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.log import EVAL_RETURN, Counters, Log, Mean
+from fleetfoot.log import Log, Mean
+from fleetfoot.log.split import TimeSplit
 from fleetfoot.part import UserError, part, to_json
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.topologies.bundle import Report, build_agent
+from fleetfoot.topologies.bundle_fleet import BundleFleet
 from fleetfoot.topologies.cluster import RayConfig, cluster
-from fleetfoot.topologies.fleet import Fleet
-from fleetfoot.topologies.run import Clock, Interrupt
+from fleetfoot.topologies.run import Bookkeeping, Clock, Interrupt
 from fleetfoot.topologies.server_shard import LAGS, Books
+
+CPU = torch.device("cpu")
 
 
 @part
@@ -68,75 +73,81 @@ class ParameterServerConfig:
         gpus = self.ray.gpus_of(recipe.torch_device())
         cpus = (self.bundles + self.shards) * self.ray.worker_cpus
         torch.set_num_threads(recipe.threads or usable_cores())
-        books = Bookkeeper(self, recipe, folder, state)
-        try:
-            with cluster(self.ray, cpus=cpus, gpus=gpus) as ray:
-                fleet = Fleet(ray, self, recipe, books.agent)
-                try:
-                    fleet.start(state)
-                    books.clock.restart(books.clock.before)  # starting processes is no training
-                    return parameter_server(fleet, books)
-                finally:
-                    fleet.close()
-        finally:
-            books.close()
+        with closing(
+            Evaluator(recipe.env, recipe.evaluation, recipe.seeds().evaluation, CPU)
+        ) as evaluator:
+            spec = replace(evaluator.env.spec, num_envs=recipe.num_envs)
+            agent = build_agent(recipe, spec, self.bundles, CPU)  # mistakes show before Ray starts
+            with (
+                cluster(self.ray, cpus=cpus, gpus=gpus) as ray,
+                closing(BundleFleet(ray, self, recipe, agent)) as fleet,
+                closing(ServerRun.of(recipe, folder, state, agent, evaluator, fleet)) as run,
+            ):
+                fleet.start(state)
+                run.clock.restart(run.clock.before)  # starting processes is no training
+                return parameter_server(run)
 
 
-def parameter_server(fleet: Fleet, books: Bookkeeper) -> Result:
-    total = books.recipe.total_vec_steps
+def parameter_server(run: ServerRun) -> Result:
+    total = run.recipe.total_vec_steps
     with Interrupt() as interrupt:
-        while books.vec_steps < total and not interrupt.asked:
-            stop = books.next_stop()
-            for report in fleet.work(stop - books.vec_steps, interrupt):
-                books.take(report)
-                if books.vec_steps < stop:
-                    books.maybe_log(fleet)
-            if books.vec_steps == stop:
-                books.bookkeep(fleet, last=stop == total)
+        while run.vec_steps < total and not interrupt.asked:
+            stop = run.next_stop()
+            for report in run.fleet.work(stop - run.vec_steps, interrupt):
+                run.take(report)
+                if run.vec_steps < stop:
+                    run.maybe_log()
+            if run.vec_steps == stop:
+                run.bookkeep(last=stop == total)
         if interrupt.asked:
-            books.interrupted(fleet)
-    return books.result(finished=books.vec_steps >= total)
+            run.interrupted()
+    return run.result(finished=run.vec_steps >= total)
 
 
-class Bookkeeper:
-    """What the starting process keeps for itself: counts, clock, log, evaluation, checkpoints."""
+@dataclass(kw_only=True)
+class ServerRun(Bookkeeping):
+    """The starting process's view of a run. Its agent is a replica that is evaluated and saved, and learns nothing; the
+    paces that count are those of the bundles."""
 
-    def __init__(
-        self, cfg: ParameterServerConfig, recipe: Recipe, folder: Path, state: dict[str, Any] | None
-    ):
-        device, seeds = torch.device("cpu"), recipe.seeds()
-        self.cfg, self.recipe, self.folder = cfg, recipe, folder
-        self.evaluator = Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, device)
-        spec = dataclasses.replace(self.evaluator.env.spec, num_envs=recipe.num_envs)
-        self.agent = build_agent(recipe, spec, cfg.bundles, device)
-        self.checkpoint = recipe.checkpoint.build(folder / "checkpoints")
-        self.clock = Clock()
-        self.vec_steps = self.updates = 0
-        self.last_return = self.best_return = float("nan")
-        self.saved_at = -1
-        self.logged = Books()
+    fleet: BundleFleet
+    evaluator: Evaluator
+    logged: Books  # of the server, when they were last logged
+    logged_at: int = 0  # vec steps
+
+    @staticmethod
+    def of(
+        recipe: Recipe,
+        folder: Path,
+        state: dict[str, Any] | None,
+        agent: Agent,
+        evaluator: Evaluator,
+        fleet: BundleFleet,
+    ) -> ServerRun:
+        run = ServerRun(
+            recipe=recipe,
+            folder=folder,
+            device=CPU,
+            agent=agent,
+            pace=recipe.pace.build(),
+            log=Log([]),
+            checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
+            clock=Clock(),
+            split=TimeSplit(CPU),
+            fleet=fleet,
+            evaluator=evaluator,
+            logged=Books(),
+        )
         if state is not None:
-            self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-            self.last_return, self.best_return = state["last_return"], state["best_return"]
-            self.clock.restart(state["train_seconds"])
-            self.saved_at = self.vec_steps
-            self.logged = Books(**state["server"][0]["books"])
-        self.logged_at = self.vec_steps
-        self.log: Log = recipe.log.build(
+            run.load_state_dict(state)
+        run.log = recipe.log.build(
             folder,
             total_vec_steps=recipe.total_vec_steps,
             recipe_json=to_json(recipe),
-            resumed=None if state is None else self.counters(),
-            best=None if self.best_return != self.best_return else self.best_return,
+            resumed=None if state is None else run.counters(),
+            best=None if run.best_return != run.best_return else run.best_return,
         )
-
-    def counters(self) -> Counters:
-        return Counters(
-            vec_steps=self.vec_steps,
-            env_steps=self.vec_steps * self.recipe.num_envs,
-            updates=self.updates,
-            train_seconds=self.clock.seconds(),
-        )
+        run.logged_at = run.vec_steps
+        return run
 
     def next_stop(self) -> int:
         """The vec step at which something needs all bundles to stand still."""
@@ -149,85 +160,37 @@ class Bookkeeper:
         both = {k: (torch.tensor(t), torch.tensor(n)) for k, (t, n) in report.sums.items()}
         self.log.add({name: Mean(total, count) for name, (total, count) in both.items()})
 
-    def maybe_log(self, fleet: Fleet) -> None:
+    def maybe_log(self) -> None:
         every = self.log.every_vec_steps
         if self.vec_steps // every > self.logged_at // every:
-            metrics = self.read(fleet)
-            self.log.write(self.counters(), metrics)
+            self.tally()
+            self.log.flush(self.counters())
 
-    def read(self, fleet: Fleet) -> dict[str, float]:
-        """The metrics since the last reading."""
-        books = fleet.ask(fleet.server.books)
+    def tally(self) -> None:
+        """Also makes the agent what the server is now."""
+        books = self.fleet.ask(self.fleet.server.books)
         self.updates, self.logged_at = books.total("accepted"), self.vec_steps
-        metrics = self.log.read(self.counters()) | gradient_metrics(books, self.logged)
+        self.log.add(gradient_metrics(books, self.logged))
+        self.log.add({"fleet/restarts": float(self.fleet.restarts.count)})
         self.logged = books
-        return metrics | {"fleet/restarts": float(fleet.restarts.count)}
+        self.fleet.ask(self.fleet.replica.pull)
 
-    def bookkeep(self, fleet: Fleet, *, last: bool) -> None:
-        """Evaluate and save when each is due, and both at the `last` step. All bundles are idle."""
-        every = self.recipe.evaluation.every_vec_steps
-        evaluate = last or (every > 0 and self.vec_steps % every == 0)
-        save = last or self.recipe.checkpoint.due(self.vec_steps)
-        if not (evaluate or save):
-            return
-        with self.clock.paused():
-            metrics = self.read(fleet)
-            fleet.ask(fleet.replica.pull)
-            if evaluate:
-                metrics |= self.evaluator(self.agent.policy).metrics()
-            self.log.write(self.counters(), metrics)
-            if evaluate:
-                self.last_return = metrics[EVAL_RETURN]
-                if not self.last_return <= self.best_return:  # also when there was none before
-                    self.best_return = self.last_return
-                    self.checkpoint.save_best(
-                        self.state_dict(fleet, with_replay=False),
-                        recipe_json=to_json(self.recipe),
-                        step=self.vec_steps,
-                        score=self.best_return,
-                    )
-            if save:
-                self.save(fleet)
+    def evaluate(self) -> dict[str, float]:
+        return self.evaluator(self.agent.policy).metrics()
 
-    def save(self, fleet: Fleet) -> None:
-        self.checkpoint.save(
-            self.state_dict(fleet, with_replay=self.recipe.checkpoint.replay),
-            recipe_json=to_json(self.recipe),
-            step=self.vec_steps,
-        )
-        self.saved_at = self.vec_steps
+    def state_dict(self) -> dict[str, Any]:
+        return self._state(with_replay=True)
 
-    def interrupted(self, fleet: Fleet) -> None:
-        """Save at once, unless what would be saved is spoiled or saved already."""
-        if self.saved_at != self.vec_steps:
-            metrics = self.read(fleet)
-            self.log.write(self.counters(), metrics)
-            fleet.ask(fleet.replica.pull)
-            self.save(fleet)
+    def lean_state(self) -> dict[str, Any]:
+        return self._state(with_replay=False)
 
-    def state_dict(self, fleet: Fleet, *, with_replay: bool) -> dict[str, Any]:
-        return fleet.state_dict(with_replay) | {
-            "agent": {"policy": self.agent.policy.state_dict()},
-            "vec_steps": self.vec_steps,
-            "updates": self.updates,
-            "train_seconds": self.clock.seconds(),
-            "last_return": self.last_return,
-            "best_return": self.best_return,
-        }
+    def _state(self, *, with_replay: bool) -> dict[str, Any]:
+        own = super().state_dict() | {"agent": {"policy": self.agent.policy.state_dict()}}
+        return own | self.fleet.state_dict(with_replay)
 
-    def result(self, finished: bool) -> Result:
-        return Result(
-            folder=self.folder,
-            policy=self.agent.policy,
-            counters=self.counters(),
-            last_return=self.last_return,
-            best_return=self.best_return,
-            finished=finished,
-        )
-
-    def close(self) -> None:
-        self.evaluator.close()
-        self.log.close()
+    def _load(self, state: dict[str, Any]) -> None:
+        """The server and the bundles load their own."""
+        self.logged = Books(**state["server"][0]["books"])
 
 
 def gradient_metrics(now: Books, before: Books) -> dict[str, float]:
@@ -235,9 +198,7 @@ def gradient_metrics(now: Books, before: Books) -> dict[str, float]:
     kinds = ("accepted", "stale", "outlying")
     metrics = {f"gradients/{kind}": float(now.total(kind)) for kind in kinds}
     fresh = [a - b for a, b in zip(now.lags, before.lags, strict=True)]
-    if (
-        min(fresh) < 0 or sum(fresh) == 0
-    ):  # the server went back to a checkpoint, or nothing arrived
+    if min(fresh) < 0 or sum(fresh) == 0:  # it went back to a checkpoint, or nothing arrived
         return metrics
     arrived = sum(fresh)
     names = [f"lag/upto{end}" for end in LAGS] + [f"lag/above{LAGS[-1]}"]

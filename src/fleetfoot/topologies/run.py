@@ -36,9 +36,9 @@ from fleetfoot.topologies.sharded import (
     check_same,
     generator_states,
     joint_spec,
+    rank_recipe,
     reseed,
     restore_generators,
-    share_of,
 )
 
 AGREE_EVERY = 8  # vec steps between two questions of a rank to the others whether to stop
@@ -66,6 +66,10 @@ class Clock:
 
     def go_on(self) -> None:
         self.restart(self.before)
+
+    def forget(self, seconds: float) -> None:
+        """So many of the seconds counted were no training after all."""
+        self.before -= seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -110,14 +114,14 @@ class Interrupt:
 
 
 @dataclass(kw_only=True)
-class Learning:
-    """The half of a run that learns, and what is written down about it; who collects is left open."""
+class Bookkeeping:
+    """What is written down about a run: counts, log, evaluations, checkpoints. Who collects and who learns is left
+    open."""
 
     recipe: Recipe  # of the whole run
     folder: Path
     device: torch.device
-    agent: Agent
-    replay: Replay
+    agent: Agent  # whose policy is the result
     pace: Pace
     log: Log
     checkpoint: Checkpoint | None  # the first rank's business
@@ -223,15 +227,14 @@ class Learning:
 
     def _write(self, parts: Iterator[Any]) -> None:
         assert self.checkpoint is not None
+        state = self.state_dict() if self.recipe.checkpoint.replay else self.lean_state()
         recipe_json = to_json(self.recipe)
-        self.checkpoint.save(
-            self.state_dict(), recipe_json=recipe_json, step=self.vec_steps, parts=parts
-        )
+        self.checkpoint.save(state, recipe_json=recipe_json, step=self.vec_steps, parts=parts)
 
     def _write_best(self, state: dict[str, Any] | None, step: int, parts: Iterator[Any]) -> None:
         assert self.checkpoint is not None
         self.checkpoint.save_best(
-            self.state_dict() if state is None else state,
+            self.lean_state() if state is None else state,
             recipe_json=to_json(self.recipe),
             step=step,
             score=self.best_return,
@@ -248,16 +251,17 @@ class Learning:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "agent": self.agent.state_dict(),
-            "replay": self.replay.state_dict(),
             "pace": self.pace.state_dict(),
             "vec_steps": self.vec_steps,
             "updates": self.updates,
-            "owed": self.owed,
             "train_seconds": self.clock.seconds(),
             "last_return": self.last_return,
             "best_return": self.best_return,
         }
+
+    def lean_state(self) -> dict[str, Any]:
+        """The state without the replay."""
+        return {name: value for name, value in self.state_dict().items() if name != "replay"}
 
     def own_state(self, *, with_replay: bool) -> dict[str, Any]:
         """What the state of another rank than the first holds of its own."""
@@ -265,24 +269,19 @@ class Learning:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """UserError where the state does not fit."""
-        had_replay = "replay" in state
         try:
             self._load(state)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.owed = state.get("owed", 0) if had_replay and self.replay.size else 0
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
         self.saved_at = self.vec_steps
 
     def _load(self, state: dict[str, Any]) -> None:
-        for name in ("agent", "pace"):
-            getattr(self, name).load_state_dict(state[name])
-        if "replay" in state:
-            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
-        else:
+        self.pace.load_state_dict(state["pace"])
+        if "replay" not in state:  # it fills again first
             self.pace.hold(self.recipe.pace.warmup_vec_steps)
 
     def result(self, finished: bool) -> Result:
@@ -297,6 +296,28 @@ class Learning:
 
     def close(self) -> None:
         self.log.close()
+
+
+@dataclass(kw_only=True)
+class Learning(Bookkeeping):
+    """The half of a run that learns; who collects is left open."""
+
+    replay: Replay
+
+    def state_dict(self) -> dict[str, Any]:
+        mine = {"agent": self.agent.state_dict(), "replay": self.replay.state_dict()}
+        return super().state_dict() | mine | {"owed": self.owed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        had_replay = "replay" in state
+        super().load_state_dict(state)
+        self.owed = state.get("owed", 0) if had_replay and self.replay.size else 0
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        self.agent.load_state_dict(state["agent"])
+        if "replay" in state:
+            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
 
 
 @dataclass(kw_only=True)
@@ -338,14 +359,18 @@ class Run(Learning):
         ranks: Ranks,
         make_replay: Callable[[EnvSpec], Replay] | None,
     ) -> Self:
-        share, seeds = share_of(recipe, ranks), recipe.seeds(ranks.rank)
+        share, seeds = rank_recipe(recipe, ranks), recipe.seeds(ranks.rank)
         device = share.torch_device()
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # whose streams everything else means
         torch.set_num_threads(share.threads or usable_cores())
         env = recipe.env.build(share.num_envs, seeds.env, cls.env_device(recipe, device))
         make = make_replay or partial(
-            share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
+            share.replay.build,
+            gamma=recipe.gamma,
+            seed=seeds.replay,
+            device=device,
+            beside=cls.bytes_beside(share, env.spec),
         )
         agent = recipe.agent.build(
             joint_spec(env.spec, ranks),
@@ -393,6 +418,11 @@ class Run(Learning):
         if ranks.world > 1:
             run.log.merge = lambda totals: added(ranks.gather_json(totals))
         return run
+
+    @classmethod
+    def bytes_beside(cls, share: Recipe, spec: EnvSpec) -> int:
+        """Of other memories, of as many rows as the replay, that come on its device."""
+        return 0
 
     def collected(self, fresh: Transition) -> None:
         """Note one vec step for the log."""

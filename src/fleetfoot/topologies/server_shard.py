@@ -32,9 +32,7 @@ LAGS = (0, 1, 2, 4, 8, 16, 32, 64)  # upper ends of the bars of the lag histogra
 class Stamp(NamedTuple):
     """Which weights and which target."""
 
-    generation: (
-        int  # how often the server went back to a checkpoint: numbers of another one mean nothing
-    )
+    generation: int  # how often the server went back to a checkpoint; others' numbers mean nothing
     version: int  # updates made
     follows: int  # steps of the target made
 
@@ -90,9 +88,8 @@ class ServerShard:
         self.weights, self.target = weights.clone(), weights.clone()
         self.generation = self.version = self.follows = 0
         self.books = Books()
-        parts = [
-            nn.Parameter(part) for part in self.weights.split_with_sizes(self.pieces)
-        ]  # share memory
+        parts = [nn.Parameter(piece) for piece in self.weights.split_with_sizes(self.pieces)]
+        # They share memory with `weights`.
         self.step = rule.optim.build(parts, rule.total_updates)
 
     def stamp(self) -> Stamp:

@@ -7,7 +7,6 @@ down the mean gradient. It does not know of any of this.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fleetfoot.agents.agent import Agent
 from fleetfoot.data import EnvSpec, Obs, Transition
+from fleetfoot.explore import share_of
 from fleetfoot.generators import Noise, generator_state, restore_generator
 from fleetfoot.optim import LocalStepper
 from fleetfoot.part import UserError
@@ -24,7 +24,7 @@ from fleetfoot.ranks import Ranks
 from fleetfoot.recipe import Recipe, usable_cores
 
 
-def share_of(recipe: Recipe, ranks: Ranks) -> Recipe:
+def rank_recipe(recipe: Recipe, ranks: Ranks) -> Recipe:
     """The recipe of one rank: its part of the environments, the replay and the batch, on its own device."""
     world = ranks.world
     if world == 1:
@@ -48,18 +48,10 @@ def share_of(recipe: Recipe, ranks: Ranks) -> Recipe:
         num_envs=num_envs,
         batch_size=recipe.batch_size // world,
         replay=memory,
-        explorer=_own_rungs(recipe.explorer, ranks.rank * num_envs, recipe.num_envs),
+        explorer=share_of(recipe.explorer, ranks.rank * num_envs, recipe.num_envs),
         device=_own_device(recipe, ranks),
         threads=recipe.threads or max(1, usable_cores() // ranks.local_world),
     )
-
-
-def _own_rungs(explorer: Any, first: int, total: int) -> Any:
-    """A ladder that can be shared by several workers is shared by the ranks."""
-    names = {field.name for field in dataclasses.fields(explorer)}
-    if {"first", "total"} <= names and explorer.total is None:
-        return replace(explorer, first=first, total=total)
-    return explorer
 
 
 def _own_device(recipe: Recipe, ranks: Ranks) -> str:

@@ -1,9 +1,10 @@
 """PQL: one collects, one learns critics, one learns the policy, all at the same time.
 
 Li et al. 2023, "Parallel Q-Learning", arXiv 2307.12983. The loop of `synchronous` is cut at *append* and *refresh*, and
-the learner between its two updates. Three threads, on a GPU each with a stream of its own:
+the learner between its two updates. Three threads, on a GPU each with a stream of its own, or (`split_on_ray.py`) three
+processes:
 
-    actor (the thread that was started)   critic learner                      policy learner
+    actor                                 critic learner                      policy learner
       newest policy and statistics          take a vec step; observe, append     take its observations
       act; step the environments            newest policy                        newest critic and statistics
       hand on the vec step                  the critic updates owed              the policy updates owed
@@ -34,13 +35,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import ActorCritic, every
-from fleetfoot.data import Obs, Step, Transition
+from fleetfoot.agents.agent import ActorCritic, Agent, every
+from fleetfoot.data import EnvSpec, Obs, Step, Transition
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.optim import LocalStepper
 from fleetfoot.pace import Gate
@@ -58,9 +59,29 @@ STAGES = ("actor", "critic", "policy")
 SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses
 
 
+class Placement(Protocol):
+    """Where the three work."""
+
+    def place(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
+        """Train from the start, or from a checkpoint's `state`. The recipe's topology is a `SplitLearnersConfig`."""
+        ...
+
+
+@part
+class InProcessConfig:
+    """Threads of one process, on one device."""
+
+    def place(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
+        run = SplitRun.build(recipe, folder, state)
+        try:
+            return split_learners(run)
+        finally:
+            run.close()
+
+
 @part
 class SplitLearnersConfig:
-    """Actor, critic learner and policy learner at the same time, in threads of one process (PQL).
+    """Actor, critic learner and policy learner at the same time (PQL).
 
     Their ratios are `pace.updates_per_vec_step` critic updates per vec step and `agent.policy_every` critic updates per
     policy update."""
@@ -72,6 +93,7 @@ class SplitLearnersConfig:
     """After the warm-up nobody waits for anybody, whatever the ratios become."""
     lockstep: bool = False
     """The three take turns: the same weights as `synchronous`, for tests."""
+    placement: Placement = InProcessConfig()
 
     def __post_init__(self) -> None:
         if self.lead < 1:
@@ -84,11 +106,7 @@ class SplitLearnersConfig:
             raise UserError(
                 "topology.lockstep needs a uniform replay: --replay.sampler UniformConfig."
             )
-        run = SplitRun.build(recipe, folder, state)
-        try:
-            return split_learners(run)
-        finally:
-            run.close()
+        return self.placement.place(recipe, folder, state)
 
 
 def split_learners(run: SplitRun) -> Result:
@@ -163,6 +181,16 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def in_halves(agent: Agent) -> ActorCritic:
+    """The same agent, if two learners can share it; UserError if not."""
+    if not all(hasattr(agent, name) for name in ("update_critic", "update_policy")):
+        raise UserError(
+            f"{type(agent).__name__} makes one update of everything, so two learners cannot share it; "
+            "use --topology SynchronousConfig."
+        )
+    return cast(ActorCritic, agent)
+
+
 def policy_weights(agent: ActorCritic) -> list[Tensor]:
     """What `update_policy` changes and others read."""
     found = [getattr(agent, name) for name in agent.policy_half]
@@ -187,14 +215,9 @@ class SplitRun(Run):
         recipe = self.recipe
         assert isinstance(recipe.topology, SplitLearnersConfig)
         self.cfg = recipe.topology
-        if not all(hasattr(self.agent, name) for name in ("update_critic", "update_policy")):
-            raise UserError(
-                f"{type(self.agent).__name__} makes one update of everything, so two learners cannot share it; "
-                "use --topology SynchronousConfig."
-            )
+        self.valuing = in_halves(self.agent)  # the critic learner's
         if not recipe.threads and self.device.type == "cpu":
             torch.set_num_threads(max(1, usable_cores() // len(STAGES)))
-        self.valuing = cast(ActorCritic, self.agent)  # the critic learner's
         self.acting, self.climbing = self._copy(), self._copy()  # the actor's, the policy learner's
         # The rows of the critic learner again in lockstep, otherwise others.
         seed = self.recipe.seeds().replay + (not self.cfg.lockstep)
@@ -224,6 +247,10 @@ class SplitRun(Run):
         self.climbs = False  # the policy learner has something to climb
         self.eager = resolved(recipe.execution, self.device) == "eager"
         self.learned_rounds = {"critic": 0, "policy": 0}  # with updates in them, in this process
+
+    @classmethod
+    def bytes_beside(cls, share: Recipe, spec: EnvSpec) -> int:
+        return Observations.bytes(share.replay, spec)
 
     def _copy(self) -> ActorCritic:
         """Another agent, equal to the first as long as neither has learned."""

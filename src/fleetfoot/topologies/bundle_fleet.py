@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies.bundle import (
     HABITS,
@@ -34,7 +33,6 @@ from fleetfoot.topologies.cluster import (
     PackedRecipe,
     RayConfig,
     Restarts,
-    cause,
     died,
     load_ray,
     pack_recipe,
@@ -43,6 +41,7 @@ from fleetfoot.topologies.cluster import (
 )
 from fleetfoot.topologies.run import Interrupt
 from fleetfoot.topologies.server_shard import Cut, Pulled, Rule, Server, ServerShard, Stamp, cut
+from fleetfoot.topologies.workers import Workers
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.5  # between two looks at whether the user has pressed Ctrl-C
@@ -157,7 +156,7 @@ class RayBundle:
         return self.bundle.state_dict(with_replay)
 
 
-class Fleet:
+class BundleFleet:
     """The processes of a run: who they are, what they work at, and who takes the place of those that are lost."""
 
     def __init__(self, ray: Any, cfg: FleetConfig, recipe: Recipe, agent: Served):
@@ -175,38 +174,40 @@ class Fleet:
         self.server = Server([self.new_shard(c) for c in self.cuts], self.cuts, call_there)
         self.replica = Replica(self.server, agent)
         self.generation = 0
-        self.lives = [0] * cfg.bundles
+        self.workers = Workers(
+            ray, self.launch, lives=[0] * cfg.bundles, name=self.name, restarts=self.restarts
+        )
         self.habits: list[dict[str, Any] | None] = [None] * cfg.bundles
-        self.bundles: list[Any] = []
+        self.saved: list[Any] = [None] * cfg.bundles  # states that the bundles begin with
         self.idle = deque(range(cfg.bundles))  # in the order of their turns
-        self.starting: dict[Any, int] = {}  # call -> bundle that is being built
 
     def new_shard(self, place: Cut) -> Any:
         return self.shard_class.remote(
             self.weights[place.start : place.stop].numpy(), place.pieces, self.rule
         )
 
-    def new_bundle(self, index: int) -> Any:
-        return self.bundle_class.remote(self.packed, self.cuts, index, self.lives[index])
+    def name(self, index: int) -> str:
+        seed = bundle_seeds(self.recipe.seed, index, self.workers.lives[index]).env
+        return f"bundle {index} (environments of seed {seed})"
+
+    def launch(self, index: int) -> tuple[Any, Any]:
+        """A bundle that goes on from a saved state, or with the habits of one that was lost."""
+        bundle = self.bundle_class.remote(self.packed, self.cuts, index, self.workers.lives[index])
+        state, self.saved[index] = self.saved[index], None
+        habits = self.habits[index] if state is None else None
+        return bundle, bundle.start.remote(self.server.shards, habits, state)
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Start all bundles, from the beginning or from a checkpoint."""
-        states: list[Any] = [None] * self.cfg.bundles
         if state is not None:
             self.generation, self.idle = state["generation"], deque(state["turns"])
-            self.lives = list(state["lives"])
+            self.workers.lives[:] = state["lives"]
             self.server.load_state_dict(state["server"], self.generation)
             self.habits = [{name: b[name] for name in HABITS} for b in state["bundles"]]
             replays = state.pop("replay", [None] * self.cfg.bundles)
-            states = [b | {"replay": r} for b, r in zip(state["bundles"], replays, strict=True)]
-        self.bundles = [self.new_bundle(index) for index in range(self.cfg.bundles)]
-        ready = [
-            bundle.start.remote(self.server.shards, None, one)
-            for bundle, one in zip(self.bundles, states, strict=True)
-        ]
-        self.starting = {ref: index for index, ref in enumerate(ready)}
-        while self.starting:
-            self.started(next(iter(self.starting)))
+            both = zip(state["bundles"], replays, strict=True)
+            self.saved = [bundle | {"replay": replay} for bundle, replay in both]
+        self.workers.launch_all()
         self.kept = self.server.state_dict()  # what a lost shard is restored from
 
     def work(self, vec_steps: int, interrupt: Interrupt) -> Iterator[Report]:
@@ -214,7 +215,8 @@ class Fleet:
         busy: dict[Any, tuple[int, int]] = {}  # call -> bundle and vec steps
         most = 1 if self.cfg.lockstep else self.cfg.bundles
         left, server_lost = vec_steps, False
-        while busy or server_lost or self.starting or (left and not interrupt.asked):
+        starting = self.workers.starting
+        while busy or server_lost or starting or (left and not interrupt.asked):
             if server_lost and not busy:
                 self.restore()
                 server_lost = False
@@ -222,52 +224,30 @@ class Fleet:
             while go_on and left and self.idle and len(busy) < most:
                 index = self.idle.popleft()
                 steps = min(self.cfg.shift_vec_steps, left)
-                busy[self.bundles[index].work.remote(steps, self.server.shards)] = index, steps
+                bundle = self.workers.handles[index]
+                busy[bundle.work.remote(steps, self.server.shards)] = index, steps
                 left -= steps
-            if not busy and not self.starting:
+            if not busy and not starting:
                 continue
-            calls = [*busy, *self.starting]
-            done, _ = self.ray.wait(calls, num_returns=1, timeout=LOOK_SECONDS)
+            built = {call: index for index, call in starting.items()}
+            done, _ = self.ray.wait([*busy, *built], num_returns=1, timeout=LOOK_SECONDS)
             for call in done:
-                if call in self.starting:
-                    if (ready := self.started(call)) is not None:
-                        self.idle.append(ready)
+                if call in built:
+                    if self.workers.started(built[call]):
+                        self.idle.append(built[call])
                     continue
                 index, steps = busy.pop(call)
                 try:
                     report: Report = self.ray.get(call)
                 except Exception as error:
                     left += steps
-                    self.replace(index, error)  # the others work on while it is built
+                    self.workers.replace(index, error)  # the others work on while it is built
                 else:
                     left += steps - report.vec_steps
                     self.habits[index] = report.habits
                     server_lost = server_lost or report.server_lost
                     yield report
                     self.idle.append(index)
-
-    def replace(self, index: int, error: Exception) -> None:
-        """Begin to build a bundle, with random numbers of its own, for one that died or failed."""
-        reason = cause(error)
-        if isinstance(reason, UserError):
-            raise reason from error
-        seed = bundle_seeds(self.recipe.seed, index, self.lives[index]).env
-        self.restarts.note(f"bundle {index} (environments of seed {seed})", error)
-        self.ray.kill(self.bundles[index])
-        self.lives[index] += 1
-        self.bundles[index] = self.new_bundle(index)
-        ref = self.bundles[index].start.remote(self.server.shards, self.habits[index])
-        self.starting[ref] = index
-
-    def started(self, call: Any) -> int | None:
-        """Wait until a bundle is built; where that fails, the next is begun and there is none yet."""
-        index = self.starting.pop(call)
-        try:
-            self.ray.get(call)
-        except Exception as error:
-            self.replace(index, error)
-            return None
-        return index
 
     def restore(self) -> None:
         """Where a shard is lost, the whole server goes back to the last checkpoint. Where none is, nothing happens:
@@ -294,23 +274,23 @@ class Fleet:
         for index in range(self.cfg.bundles):
             while True:
                 try:
-                    ref = self.bundles[index].state_dict.remote(with_replay)
+                    ref = self.workers.handles[index].state_dict.remote(with_replay)
                     bundles.append(self.ray.get(ref))
                     break
                 except Exception as error:
-                    self.replace(index, error)
-                    while self.starting:
-                        self.started(next(iter(self.starting)))
+                    self.workers.replace(index, error)
+                    self.workers.wait_for(index)
         state = {
             "server": self.kept,
             "bundles": [{k: v for k, v in b.items() if k != "replay"} for b in bundles],
             "generation": self.generation + 1,
-            "lives": self.lives,
+            "lives": list(self.workers.lives),
             "turns": list(self.idle),
         }
         return state | ({"replay": [b["replay"] for b in bundles]} if with_replay else {})
 
     def close(self) -> None:
         """End all processes of the run; a cluster that goes on should not keep them."""
-        for process in (*self.bundles, *self.server.shards):
-            self.ray.kill(process)
+        self.workers.close()
+        for shard in self.server.shards:
+            self.ray.kill(shard)

@@ -1,0 +1,69 @@
+"""What tests of lost workers share: to kill a process at a point of a run, and to add up what was counted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fleetfoot import checkpoint
+from fleetfoot.recipe import Recipe
+from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def when(folder: Path, vec_steps: int, act: Callable[[], None]) -> threading.Thread:
+    """Do something as soon as a run has come so far."""
+
+    def watch() -> None:
+        for _ in range(12_000):
+            if any(line["vec_steps"] >= vec_steps for line in lines(folder)):
+                return act()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def kill(role: str) -> None:
+    """SIGKILL one process that plays a role in this test's own Ray."""
+    mine = psutil.Process().children(recursive=True)
+    found = [p for p in mine if p.cmdline() and p.cmdline()[0].startswith(f"ray::{role}")]
+    assert found, [p.cmdline()[:1] for p in mine]
+    found[0].kill()
+
+
+def assert_counters_add_up(folder: Path, recipe: Recipe) -> None:
+    """Ape-X: every row that was counted is in the replay once, and no other is."""
+    assert isinstance(recipe.topology, ActorLearnerConfig)
+    state = checkpoint.load(folder).state
+    received = state["lines"]
+    assert sum(received) // recipe.topology.actors == state["vec_steps"] == recipe.total_vec_steps
+    heads = state["replay"]["ring"]["heads"]
+    assert [written for _, written in heads] == received
+    expected = recipe.pace.updates_after(recipe.total_vec_steps)
+    assert state["updates"] == expected
+
+
+def assert_adds_up(folder: Path) -> dict[str, Any]:
+    """Gorila: every update is an accepted gradient of some bundle, and all shards have made the same. The last line."""
+    shards = checkpoint.load(folder).state["server"]
+    books = shards[0]["books"]
+    assert {shard["version"] for shard in shards} == {sum(books["accepted"].values())}
+    assert sum(books["lags"]) <= sum(sum(books[k].values()) for k in ("accepted", "stale"))
+    last = lines(folder)[-1]
+    assert last["updates"] == last["gradients/accepted"] == shards[0]["version"]
+    assert last["gradients/stale"] == sum(books["stale"].values())
+    assert last["gradients/outlying"] == sum(books["outlying"].values())
+    return last

@@ -1,0 +1,214 @@
+"""SIGKILL of each kind of process during training: the run goes on, counts nothing twice, and (slow) learns its task.
+
+Each test has a small run of seconds, and whole recipes whose return must be what an undisturbed run reaches. Processes
+are out of step, so a whole run is judged by its best evaluation: the last may fall back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fleetfoot import checkpoint, recipes
+from fleetfoot.api import train
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.recipe import Recipe, Result
+from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.bundle_fleet import BundleFleet
+from fleetfoot.topologies.cluster import RayConfig, cluster
+from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from topologies.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
+from topologies.test_parameter_server import small as small_gorila
+
+pytest.importorskip("ray")
+
+QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Iterator[Any]:
+    """One local Ray for all tests of this module: it takes seconds to start."""
+    with cluster(RayConfig(object_store_gib=0.5), cpus=16, gpus=0) as started:
+        yield started
+
+
+class Task(NamedTuple):
+    recipe: Recipe
+    least: float  # the best return must reach it
+
+
+def small_apex() -> Recipe:
+    base = recipes.get("apex_dqn/cartpole")
+    return replace(
+        base,
+        topology=replace(base.topology, actors=2, block_vec_steps=5),  # type: ignore[type-var]
+        evaluation=EvaluationConfig(every_vec_steps=50, episodes=2),
+        num_envs=8,
+        batch_size=16,
+        total_vec_steps=400,
+    )
+
+
+def apex(name: str) -> Task:
+    least = {"small": 0.0, "cartpole": 475.0, "pendulum": -200.0}[name]
+    if name == "small":
+        recipe = small_apex()
+    else:
+        recipe = recipes.get({"cartpole": "apex_dqn/cartpole"}.get(name, "apex_dpg/pendulum"))
+        assert isinstance(recipe.topology, ActorLearnerConfig)
+        assert recipe.topology.actors == 4
+    saved = CheckpointConfig(every_vec_steps=100)
+    return Task(replace(recipe, log=QUIET, checkpoint=saved, device="cpu", threads=1), least)
+
+
+def train_and_kill(role: str, recipe: Recipe, folder: Path) -> Result:
+    """SIGKILL when a third of the run is done."""
+    killing = when(folder, recipe.total_vec_steps // 3, lambda: kill(role))
+    result = train(recipe, folder)
+    killing.join()
+    return result
+
+
+slow = pytest.mark.slow
+each_cartpole = pytest.mark.parametrize("name", ["small", pytest.param("cartpole", marks=slow)])
+each_apex = pytest.mark.parametrize(
+    "name", ["small", pytest.param("cartpole", marks=slow), pytest.param("pendulum", marks=slow)]
+)
+said_of = "is lost (its process died); restart 1 of 10"
+
+
+@each_apex
+def test_a_killed_actor(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe, least = apex(name)
+    result = train_and_kill("Actor", recipe, tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("is lost") == 1
+    assert "fleetfoot: actor " in said
+    assert said_of in said
+    assert_counters_add_up(tmp_path / "run", recipe)
+    incarnations = checkpoint.load(tmp_path / "run").state["incarnations"]
+    assert sorted(incarnations) == [0] * (len(incarnations) - 1) + [1]
+    assert lines(tmp_path / "run")[-1]["fleet/restarts"] == 1
+    assert result.best_return >= least
+
+
+@each_apex
+def test_a_killed_learner(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe, least = apex(name)
+    result = train_and_kill("Learner", recipe, tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("is lost") == 1
+    assert f"fleetfoot: the learner {said_of}" in said
+    assert_counters_add_up(tmp_path / "run", recipe)
+    steps = [line["vec_steps"] for line in lines(tmp_path / "run") if "critic/loss" in line]
+    assert steps == sorted(set(steps)), "what the lost learner wrote after its checkpoint is gone"
+    assert set(checkpoint.load(tmp_path / "run").state["incarnations"]) == {1}
+    assert result.best_return >= least
+
+
+@each_cartpole
+def test_a_killed_evaluator(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe, least = apex(name)
+    result = train_and_kill("RemoteEvaluator", recipe, tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("is lost") == 1
+    assert f"fleetfoot: the evaluator {said_of}" in said
+    assert_counters_add_up(tmp_path / "run", recipe)
+    assert set(checkpoint.load(tmp_path / "run").state["incarnations"]) == {0}
+    evaluated = [line["vec_steps"] for line in lines(tmp_path / "run") if "eval/return" in line]
+    assert evaluated[-1] == recipe.total_vec_steps
+    assert result.best_return >= least
+
+
+def gorila(name: str) -> Task:
+    topology = ParameterServerConfig(bundles=2, shards=2, shift_vec_steps=25)
+    if name == "small":
+        quiet = replace(QUIET, every_vec_steps=20)
+        recipe = small_gorila(topology=topology, total_vec_steps=400, log=quiet)
+        return Task(recipe, 0.0)
+    recipe = replace(recipes.get("gorila_dqn/cartpole"), log=replace(QUIET, every_vec_steps=200))
+    return Task(replace(recipe, topology=topology, threads=1), 450.0)
+
+
+class Killed:
+    """Kills one process of a Gorila run, chosen by kind and number, when a third of the run is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ray: Any):
+        self.ray = ray
+        self.fleets: list[BundleFleet] = []
+        begin = BundleFleet.start
+
+        def start(fleet: BundleFleet, state: Any) -> None:
+            begin(fleet, state)
+            self.fleets.append(fleet)
+
+        monkeypatch.setattr(BundleFleet, "start", start)
+
+    def train(self, kind: str, number: int, recipe: Recipe, folder: Path) -> Result:
+        def act() -> None:
+            (fleet,) = self.fleets
+            handles = fleet.workers.handles if kind == "bundle" else fleet.server.shards
+            process = handles[number].__ray_call__.remote(lambda _: os.getpid())
+            os.kill(self.ray.get(process), signal.SIGKILL)
+
+        killing = when(folder, recipe.total_vec_steps // 3, act)
+        result = train(recipe, folder)
+        killing.join()
+        return result
+
+
+@each_cartpole
+def test_a_killed_bundle(
+    name: str,
+    ray: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe, least = gorila(name)
+    result = Killed(monkeypatch, ray).train("bundle", 1, recipe, tmp_path / "run")
+    assert result.counters.vec_steps == recipe.total_vec_steps
+    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
+    assert "bundle 1 (environments of seed" in capsys.readouterr().err
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["lives"] == [0, 1]
+    books = state["server"][0]["books"]
+    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
+    # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
+    reported = 2 * (recipe.total_vec_steps - 3 * recipe.pace.warmup_vec_steps)
+    assert reported <= arrived <= reported + 2 * 25
+    assert result.best_return >= least
+
+
+@each_cartpole
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_killed_shard(
+    name: str,
+    shard: int,
+    ray: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first decides for all and keeps the books; the server goes back to its checkpoint whichever is lost."""
+    recipe, least = gorila(name)
+    result = Killed(monkeypatch, ray).train("shard", shard, recipe, tmp_path / "run")
+    assert result.counters.vec_steps == recipe.total_vec_steps
+    assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
+    assert f"shard {shard} of the server is lost" in capsys.readouterr().err
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["lives"] == [0, 0]
+    assert state["generation"] == 2, "once back to a checkpoint, and once more when it is resumed"
+    # What was learned since the last checkpoint is gone, and what was under way; no more.
+    most = 2 * (recipe.total_vec_steps - 2 * recipe.pace.warmup_vec_steps)
+    back = recipe.checkpoint.every_vec_steps
+    assert most - 2 * back - 2 * 2 * 25 <= result.counters.updates < most
+    assert result.best_return >= least

@@ -1,0 +1,464 @@
+"""PQL as Ray actors: the same as in one process, at ratios that hold, also after one of the three was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from fleetfoot import checkpoint, recipes
+from fleetfoot.api import resume, train
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.cli.form import parse_recipe
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Recipe, Result
+from fleetfoot.replay import replay as replay_module
+from fleetfoot.replay.observations import Observations
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.speed import EagerLearner
+from fleetfoot.topologies.cluster import Restarts, cluster, pack_recipe, to_tensors
+from fleetfoot.topologies.exchange import copy_flat_, flat
+from fleetfoot.topologies.run import Clock
+from fleetfoot.topologies.split_learners import InProcessConfig, SplitLearnersConfig, SplitRun
+from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun, covered
+from fleetfoot.topologies.split_stages import RoleConfig
+from fleetfoot.topologies.split_workers import CriticLearner, PolicyLearner, SplitActor
+from fleetfoot.topologies.synchronous import SynchronousConfig
+from topologies.skewed import SkewedDDPGConfig, SkewedEnvConfig
+from topologies.test_split_learners import short
+from topologies.test_synchronous import QUIET, agent_state, assert_same, tensors
+
+RARELY = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
+AT_THE_END = EvaluationConfig(every_vec_steps=0, episodes=1)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One local Ray for all tests of this module: it takes seconds to start."""
+    with cluster(OnRayConfig(), cpus=3, gpus=0) as started:
+        yield started
+
+
+def on_ray(**changes: Any) -> SplitLearnersConfig:
+    return SplitLearnersConfig(placement=OnRayConfig(), **changes)
+
+
+def pql(**changes: Any) -> Recipe:
+    fields: dict[str, Any] = {"topology": on_ray(), "evaluation": AT_THE_END}
+    return short("pql/pendulum", **(fields | changes))
+
+
+def skewed(recipe: Recipe, **changes: Any) -> Recipe:
+    agent: Any = recipe.agent
+    return replace(recipe, agent=SkewedDDPGConfig.of(agent, **changes))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+class Looking:
+    """Looks at the coordinator each time it has taken in what was finished."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.seen: list[tuple[int, int, int]] = []
+        self.acts: list[tuple[int, Callable[[], None]]] = []
+        true = RaySplitRun.work
+
+        def work(run: RaySplitRun) -> None:
+            true(run)
+            a, v, p = run.gate.rounds.values()
+            assert run.cfg.free or p <= v <= a <= v + run.cfg.lead <= p + 2 * run.cfg.lead
+            self.seen.append((run.vec_steps, run.updates, run.policy_updates))
+            for act in [act for step, act in self.acts if step <= run.vec_steps]:
+                act()
+            self.acts = [each for each in self.acts if each[0] > run.vec_steps]
+
+        monkeypatch.setattr(RaySplitRun, "work", work)
+
+    def when(self, vec_steps: int, act: Callable[[], None]) -> None:
+        """Do something as soon as the run has come so far."""
+        self.acts.append((vec_steps, act))
+
+    def ratios(self, begin: int, end: int) -> tuple[float, float]:
+        """Critic updates per vec step and policy updates per critic update between two vec steps."""
+        between = [each for each in self.seen if begin <= each[0] <= end]
+        (a, v, p), (a_end, v_end, p_end) = between[0], between[-1]
+        return (v_end - v) / (a_end - a), (p_end - p) / (v_end - v)
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Looking:
+    return Looking(monkeypatch)
+
+
+def workers() -> list[psutil.Process]:
+    """Those of this test's own Ray that play one of the roles."""
+    mine = psutil.Process().children(recursive=True)
+    roles = tuple(f"ray::{name}" for name in ("SplitActor", "CriticLearner", "PolicyLearner"))
+    found = []
+    for process in mine:
+        with suppress(psutil.Error):  # one that has just ended
+            if "".join(process.cmdline()[:1]).startswith(roles):
+                found.append(process)
+    return found
+
+
+def assert_no_process_is_left() -> None:
+    _, alive = psutil.wait_procs(workers(), timeout=20)
+    assert not alive
+
+
+def kill(role: str) -> None:
+    found = [p for p in workers() if "".join(p.cmdline()[:1]).startswith(f"ray::{role}")]
+    max(found, key=lambda p: p.create_time()).kill()  # one of an earlier test may still be ending
+
+
+@pytest.mark.parametrize(
+    "name", ["pql/pendulum", pytest.param("fast_sac/pendulum", marks=pytest.mark.slow)]
+)
+def test_in_lockstep_the_weights_are_those_of_synchronous(
+    ray: Any, name: str, tmp_path: Path
+) -> None:
+    recipe = short(name, 2, total_vec_steps=45)
+    train(replace(recipe, topology=on_ray(lockstep=True)), tmp_path / "apart")
+    train(replace(recipe, topology=SynchronousConfig()), tmp_path / "whole")
+    assert_same(agent_state(tmp_path / "apart"), agent_state(tmp_path / "whole"))
+    found = [[x.get("critic/loss") for x in lines(tmp_path / f)] for f in ("apart", "whole")]
+    assert found[0] == found[1]
+    assert any(found[0])
+
+
+def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With privileged critics and several tasks; the checkpoints have one form."""
+    env = TensorConfig(task="point_mass", privileged=True, num_tasks=2)
+    recipe = short("fast_td3/pendulum", env=env, topology=on_ray(lockstep=True))
+    agent: Any = recipe.agent
+    recipe = replace(recipe, agent=replace(agent, v_max=10.0, normalize_reward=True))
+    here = SplitLearnersConfig(lockstep=True)
+    train(replace(recipe, topology=here), tmp_path / "whole")
+    true = RaySplitRun.take_turns
+
+    def take_turns(run: RaySplitRun) -> None:
+        true(run)
+        if run.vec_steps in (33, 45):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RaySplitRun, "take_turns", take_turns)
+        assert not train(recipe, tmp_path / "parts").finished
+        assert checkpoint.load(tmp_path / "parts").step == 33
+        assert not resume(tmp_path / "parts").finished
+    assert checkpoint.load(tmp_path / "parts").step == 45
+    assert resume(tmp_path / "parts", topology=here).finished
+    one, two = (tensors(checkpoint.load(tmp_path / k).state) for k in ("whole", "parts"))
+    assert_same(one, two)
+
+
+@pytest.mark.parametrize(
+    "slow", ["actor", "critic", pytest.param("policy", marks=pytest.mark.slow)]
+)
+def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, looking: Looking) -> None:
+    """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time."""
+    recipe = pql(
+        total_vec_steps=130,
+        batch_size=4,
+        log=RARELY,
+        checkpoint=CheckpointConfig(every_vec_steps=0, replay=False),
+    )
+    if slow == "actor":
+        recipe = replace(recipe, env=SkewedEnvConfig(seconds=0.03))
+    else:
+        recipe = skewed(recipe, **{f"{slow}_seconds": 0.004})
+    result = train(recipe, tmp_path / "run")
+    critic, policy = looking.ratios(50, 130)
+    assert critic == pytest.approx(8, rel=0.05)
+    assert policy == pytest.approx(1 / 2, rel=0.05)
+    assert result.counters.updates == 8 * (130 - 32)
+    assert checkpoint.load(tmp_path / "run").state["policy_updates"] == 4 * (130 - 32)
+    last = lines(tmp_path / "run")[-1]
+    waits = {stage: last[f"split/{stage}_wait_ms"] for stage in ("actor", "critic", "policy")}
+    assert 0 <= waits[slow] < max(waits.values()), waits
+    for name in ("acting_policy", "critic_learner_policy", "policy_learner_critic"):
+        assert 0 <= last[f"split/{name}_lag"] <= 2 * SplitLearnersConfig().lead
+    train(replace(recipe, topology=SplitLearnersConfig()), tmp_path / "here")
+    here = lines(tmp_path / "here")[-1]
+    assert last.keys() ^ here.keys() == {"split/restarts"}, "the same is measured in one process"
+
+
+def assert_at_a_common_point(folder: Path, result: Result) -> dict[str, Any]:
+    """The saved state."""
+    state = checkpoint.load(folder).state
+    steps: int = state["vec_steps"]
+    assert steps == result.counters.vec_steps == state["pace"]["vec_steps"]
+    assert steps == state["replay"]["observations"]["written"]
+    assert steps == state["replay"]["ring"]["written"]
+    saved = state["agent"]["policy"]
+    assert all(torch.equal(w, saved[k]) for k, w in result.policy.state_dict().items())
+    return state
+
+
+def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
+    ray: Any, tmp_path: Path, looking: Looking
+) -> None:
+    looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
+    result = train(pql(log=RARELY), tmp_path / "run")
+    assert not result.finished
+    assert 45 <= result.counters.vec_steps < 60
+    state = assert_at_a_common_point(tmp_path / "run", result)
+    assert state["updates"] == 8 * (state["vec_steps"] - 32) == 2 * state["policy_updates"]
+    again = resume(tmp_path / "run")
+    assert again.finished
+    assert again.counters.updates == 8 * (60 - 32)
+    assert_no_process_is_left()
+
+
+def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Looking) -> None:
+    recipe = pql(topology=on_ray(free=True), env=SkewedEnvConfig(seconds=0.2), log=RARELY)
+    looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
+    result = train(recipe, tmp_path / "run")
+    assert not result.finished
+    assert result.counters.updates > 2 * 8 * (result.counters.vec_steps - 32)
+    assert_at_a_common_point(tmp_path / "run", result)
+
+
+def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
+    ray: Any, tmp_path: Path, looking: Looking, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = pql(total_vec_steps=160, log=RARELY, checkpoint=CheckpointConfig(every_vec_steps=50))
+    looking.when(40, lambda: kill("SplitActor"))
+    looking.when(60, lambda: kill("CriticLearner"))
+    looking.when(70, lambda: kill("PolicyLearner"))
+    assert train(recipe, tmp_path / "run").finished
+    said = capfd.readouterr().err
+    for count, name in enumerate(("actor", "critic learner", "policy learner"), start=1):
+        assert f"the {name} is lost (its process died); restart {count} of 10" in said
+    critic, policy = looking.ratios(80, 160)
+    assert (critic, policy) == (pytest.approx(8, rel=0.05), pytest.approx(1 / 2, rel=0.05))
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["updates"] == state["agent"]["updates"] == 8 * (160 - 32)
+    assert state["policy_updates"] == 4 * (160 - 32)
+    # What came between the checkpoint and the loss is gone from the memory of the one that was lost.
+    assert 160 - 15 < state["replay"]["ring"]["written"] < 160
+    assert 160 - 25 < state["replay"]["observations"]["written"] < 160
+
+
+@pytest.mark.slow
+def test_an_actor_is_replaced_and_a_learner_without_a_checkpoint_begins_again(
+    ray: Any, tmp_path: Path, looking: Looking, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = pql(
+        env=SkewedEnvConfig(fails_at=41),
+        total_vec_steps=200,
+        checkpoint=CheckpointConfig(every_vec_steps=0),
+        log=RARELY,
+    )
+    looking.when(70, lambda: kill("SplitActor"))
+    looking.when(80, lambda: kill("CriticLearner"))
+    result = train(recipe, tmp_path / "run")
+    assert result.finished
+    said = capfd.readouterr().err
+    assert "ZeroDivisionError: the motor is too hot); restart 1 of 10" in said
+    assert "the actor is lost (its process died); restart" in said
+    assert "the critic learner is lost (its process died); restart" in said
+    assert looking.ratios(125, 200) == pytest.approx((8, 1 / 2), rel=0.05)
+    # The replay fills for a warm-up, and that is not made up for.
+    assert 8 * (200 - 2 * 32 - 8) <= result.counters.updates <= 8 * (200 - 2 * 32)
+
+
+def test_what_goes_wrong_comes_out_as_itself_or_in_one_line(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="no way up"):
+        train(skewed(pql(), fails_at=9), tmp_path / "a")
+    assert_no_process_is_left()
+    wide = SplitLearnersConfig(placement=OnRayConfig(actor=RoleConfig(cpus=9)))
+    with pytest.raises(UserError, match="the run asks for 11 CPUs, the cluster has 3"):
+        train(pql(topology=wide), tmp_path / "b")
+    restarts = Restarts(0, option="--topology.placement.max-restarts")
+    with pytest.raises(UserError, match=r"or raise --topology\.placement\.max-restarts"):
+        restarts.note("the actor", "its process died")
+
+
+def test_ctrl_c_on_the_command_line_leaves_no_process_behind(tmp_path: Path) -> None:
+    words = ["-m", "fleetfoot", "train", "pql/pendulum", "--no-video", "--device", "cpu"]
+    words += ["--topology.placement", "OnRayConfig", "--folder", str(tmp_path / "run")]
+    words += ["--log.every-vec-steps", "10", "--total-vec-steps", "100000", "--threads", "1"]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and len(lines(tmp_path / "run")) < 4:
+        time.sleep(0.1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert len(family) > 4
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, [p.cmdline() for p in alive]
+    assert checkpoint.load(tmp_path / "run").step >= 40
+
+
+def test_the_placement_is_chosen_on_the_command_line() -> None:
+    @dataclass
+    class Options: ...
+
+    words = ["--topology.placement", "OnRayConfig", "--topology.placement.actor.gpus", "1"]
+    words += ["--topology.placement.address", "10.0.0.1:6379"]
+    recipe, _ = parse_recipe(recipes.get("pql/pendulum"), Options, words, "fleetfoot")
+    placement = recipe.topology.placement
+    assert placement == OnRayConfig(address="10.0.0.1:6379", actor=RoleConfig(gpus=1))
+    gpu = torch.device("cuda")
+    assert [role.gpus_of(gpu) for role in placement.roles().values()] == [1, 0.33, 0.33]
+    assert RoleConfig(gpus=1).gpus_of(torch.device("cpu")) == 0
+    with pytest.raises(UserError, match="cannot choose cuda:1"):
+        RoleConfig().gpus_of(torch.device("cuda:1"))
+
+
+def test_the_observations_of_the_policy_learner_count_where_the_replay_must_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(pql(), topology=SplitLearnersConfig(placement=InProcessConfig()))
+    env = recipe.env.build(8, 0, torch.device("cpu"))
+    cfg = recipe.replay
+    whole, seen = cfg.bytes(env.spec), Observations.bytes(cfg, env.spec)
+    memory = Observations(cfg, env.spec, seed=0, device=torch.device("cpu"))
+    held = memory.obs.tensors().values()
+    assert seen == sum(t.numel() * t.element_size() for t in held) == 100 * 8 * 3 * 4
+    assert SplitRun.bytes_beside(recipe, env.spec) == seen
+    for free, fits in ((whole + seen, True), (whole + seen - 1, False)):
+        monkeypatch.setattr(replay_module, "free_bytes", lambda device, free=free: free)
+        if fits:
+            train(replace(recipe, total_vec_steps=2), tmp_path / "fits")
+        else:
+            with pytest.raises(UserError, match="the replay needs"):
+                train(recipe, tmp_path / "not")
+    monkeypatch.setattr(replay_module, "free_bytes", lambda device: seen - 1)
+    with pytest.raises(UserError, match="the replay needs"):
+        Observations.check_fit(cfg, env.spec, torch.device("cpu"))
+
+
+def test_compiling_is_counted_once_and_not_as_training() -> None:
+    assert covered([]) == 0
+    assert covered([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5), (3.2, 3.4)]) == 3.5
+    now = 10.0
+    clock = Clock(lambda: now)
+    now = 17.0
+    clock.forget(3.5)
+    assert clock.seconds() == 3.5
+
+
+def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here in one process, called as Ray would."""
+    packed = pack_recipe(pql(replay=ReplayConfig(capacity=800, n_step=3, storage="bf16")))
+    actor, critic, policy = (
+        kind(packed, 1, False) for kind in (SplitActor, CriticLearner, PolicyLearner)
+    )
+    spec = actor.start(0, 0, None)
+    critic.start(spec, policy.start(spec, 1, None, None), None, 0, None, None)
+    nothing = (0, None)
+    compiled, seen, rest = actor.collect(*nothing, *nothing)
+    assert compiled > 0
+    assert actor.collect(*nothing, *nothing)[0] == 0
+    monkeypatch.setattr(EagerLearner, "ready", lambda self, count: not count or bool(self.seen))
+    critic.round(0, [True], *nothing, seen, rest)
+    policy.round(0, *nothing, *nothing, seen)
+    compiled, weights, normal = critic.round(2, [], *nothing)
+    assert compiled > 0
+    assert policy.round(1, 1, weights, 1, normal)[0] > 0
+    assert policy.round(1, 1, weights, 1, normal)[0] == critic.round(2, [], *nothing)[0] == 0
+    state = critic.state_dict(*nothing, True)
+    other = CriticLearner(packed, 1, False)
+    other.start(spec, ("", 0), state, 4, None, None)
+    for learner in (critic, other):
+        learner.round(2, [False], *nothing, seen, rest)
+    one, two = (tensors(to_tensors(x.state_dict(*nothing, True))) for x in (critic, other))
+    assert_same(one, two)
+
+
+def test_weights_travel_flat() -> None:
+    mixed = [
+        torch.randn(2, 3),
+        torch.tensor(5, dtype=torch.float64),
+        torch.randn(4),
+        torch.ones(()),
+    ]
+    arrays = flat(mixed)
+    assert [len(array) for array in arrays] == [11, 1]
+    copies = [torch.zeros_like(tensor) for tensor in mixed]
+    copy_flat_(copies, arrays)
+    assert all(torch.equal(one, two) for one, two in zip(mixed, copies, strict=True))
+
+
+@pytest.mark.slow
+def test_pql_solves_the_pendulum_though_two_learners_were_killed(
+    ray: Any, tmp_path: Path, looking: Looking
+) -> None:
+    recipe = replace(
+        recipes.get("pql/pendulum"),
+        topology=on_ray(),
+        log=QUIET,
+        evaluation=EvaluationConfig(every_vec_steps=100, episodes=32),
+        checkpoint=CheckpointConfig(every_vec_steps=100),
+        total_vec_steps=900,
+        device="cpu",
+        threads=1,
+    )
+    looking.when(250, lambda: kill("CriticLearner"))
+    looking.when(350, lambda: kill("PolicyLearner"))
+    assert train(recipe, tmp_path / "run").best_return >= -250.0
+
+
+@pytest.mark.slow
+def test_whoever_is_on_a_machine_that_is_lost_goes_on_elsewhere(tmp_path: Path) -> None:
+    """Four Ray nodes on this machine: a head without room, and one for each of the three. Two of those end, one after
+    the other, each with all that is in its object store; another takes its place."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from dataclasses import replace
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from fleetfoot import train
+from fleetfoot.topologies.split_learners import SplitLearnersConfig
+from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun
+from topologies.test_split_on_ray import pql
+nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
+workers = [nodes.add_node(num_cpus=1) for _ in range(3)]
+true, steps = RaySplitRun.work, [70, 90]
+
+def work(run):
+    true(run)
+    if steps and run.vec_steps >= steps[0]:
+        steps.pop(0)
+        nodes.remove_node(workers.pop(0))
+        nodes.add_node(num_cpus=1)
+
+RaySplitRun.work = work
+topology = SplitLearnersConfig(placement=OnRayConfig(address=nodes.address))
+result = train(pql(topology=topology, total_vec_steps=130), Path({str(tmp_path / "run")!r}))
+assert result.finished and not steps
+nodes.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "restart 2 of 10" in done.stderr
