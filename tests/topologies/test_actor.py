@@ -166,6 +166,8 @@ def test_actors_share_one_ladder() -> None:
         )
         rungs.append(explorer.epsilon)
     assert torch.allclose(torch.cat(rungs).double(), ladder(0.4, 7.0, 8), atol=1e-6)
+    stated = EpsilonLadderConfig(first=2, total=100)
+    assert share_of(stated, 4, 8) == replace(stated, first=6)
     noisy = NoiseLadderConfig(std_min=0.1, std_max=0.8, redraw="never")
     stds = [
         share_of(noisy, actor * width, total).build(make_spec(width), seed=0, device=CPU)

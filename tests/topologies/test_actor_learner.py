@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -78,7 +79,9 @@ def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_pa
     assert any(found[0])
 
 
-def test_an_interrupted_run_saves_and_goes_on(ray: Any, tmp_path: Path) -> None:
+def test_an_interrupted_run_saves_and_goes_on(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = small("apex_dqn/cartpole", total_vec_steps=2_000)
     recipe = changed(recipe, actors=2)
     thread = when(tmp_path / "run", 60, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -88,7 +91,17 @@ def test_an_interrupted_run_saves_and_goes_on(ray: Any, tmp_path: Path) -> None:
     assert 60 <= result.counters.vec_steps < 2_000
     total = result.counters.vec_steps + 50
     elsewhere = changed(recipe, ray=RayConfig(max_restarts=3)).topology
-    again = resume(tmp_path / "run", total_vec_steps=total, topology=elsewhere)
+    with monkeypatch.context() as patch:
+        load, replays = checkpoint.load, list[bool]()
+
+        def noted(path: Any, *, with_replay: bool = True, **rest: Any) -> Any:
+            replays.append(with_replay)
+            return load(path, with_replay=with_replay, **rest)
+
+        patch.setattr(checkpoint, "load", noted)
+        again = resume(tmp_path / "run", total_vec_steps=total, topology=elsewhere)
+    assert replays
+    assert not any(replays), "only the learner reads the replay, elsewhere"
     assert again.finished
     assert_counters_add_up(tmp_path / "run", replace(recipe, total_vec_steps=total))
     stopped = result.counters.vec_steps  # where a line was due it has two
@@ -127,6 +140,8 @@ def test_a_lost_evaluator_does_not_cost_the_end_of_a_run(
     exam = BadExamConfig(marker=str(tmp_path / "tried"))
     recipe = changed(small("apex_dqn/cartpole", env=exam, total_vec_steps=20), actors=1)
     result = train(recipe, tmp_path / "dies")
+    saved = json.loads((tmp_path / "dies" / "checkpoints" / "last.json").read_text())["folder"]
+    assert saved == "000000020", "once: the second time it would be 000000020-2"
     assert result.finished
     assert result.last_return > 0
     said = capfd.readouterr().err
