@@ -28,7 +28,7 @@ from fleetfoot.envs.envpool_tasks import SETS
 from fleetfoot.envs.mujoco_physics import usable_cores
 from fleetfoot.part import UserError, nearest, part
 
-__all__ = ["EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
+__all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 
 
 @part
