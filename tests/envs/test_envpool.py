@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fleetfoot.bench.envpool import bench_envpool
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolEnv, EnvPoolTasksConfig
@@ -298,6 +299,14 @@ def test_json(config: Any) -> None:
 def test_mistakes(make: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         make()
+
+
+def test_bench() -> None:
+    result = bench_envpool(task="PendulumSwingup-v1", num_envs=2, seconds=0.2, rounds=1, threads=1)
+    assert set(result["env_steps_per_second"]) == {"fleetfoot", "bare"}
+    assert result["ratio_to_bare"] > 0
+    with pytest.raises(UserError, match="continuous actions"):
+        bench_envpool(task="Pong-v5")
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
