@@ -163,33 +163,34 @@ class EnvPoolEnv:
         )
         self.task = torch.tensor(self.spec.task_ids, device=device) if several else None
         self.clock = np.zeros(num_envs, dtype=np.int64)  # steps of each running episode
-        self.all = np.arange(num_envs)
 
     def reset(self) -> Obs:
         self.clock[:] = 0
-        return self._obs(self._restart(self._blank(), self.all))
+        return self._obs(self._restart(self._blank(), None))
 
     def step(self, action: Tensor) -> Step:
         actions = self._checked(action)
-        seen, going = self._blank(), self.all
+        seen = self._blank()
+        going: NDArray[np.int64] | None = None  # all
         for _ in range(self.repeat):
             # All pools work at once: each is waited for only after every one has been told.
             for pool in self.pools:
                 pool.send(actions, going)
             for pool in self.pools:
                 pool.receive(seen)
-            self.clock[going] += 1
+            self.clock[slice(None) if going is None else going] += 1
             truncated = (self.clock >= self.limit) & ~seen.terminated
-            going = np.flatnonzero(~(seen.terminated | truncated))
-            if not len(going):
+            ended = seen.terminated | truncated
+            some = bool(ended.any())
+            if some and not len(going := np.flatnonzero(~ended)):
                 break
         obs = next_obs = self._obs(seen)
-        if len(going) < len(self.all):
-            ended = np.flatnonzero(seen.terminated | truncated)
+        if some:
+            rows = np.flatnonzero(ended)
             critic = None if seen.critic is None else seen.critic.copy()
             fresh = seen._replace(actor=seen.actor.copy(), critic=critic)
-            obs = self._obs(self._restart(fresh, ended))
-            self.clock[ended] = 0
+            obs = self._obs(self._restart(fresh, rows))
+            self.clock[rows] = 0
         return Step(
             obs,
             next_obs,
@@ -218,7 +219,7 @@ class EnvPoolEnv:
     def close(self) -> None:
         self.pools = []  # EnvPool's destructor ends the threads
 
-    def _restart(self, into: Seen, rows: NDArray[np.int64]) -> Seen:
+    def _restart(self, into: Seen, rows: NDArray[np.int64] | None) -> Seen:
         for pool in self.pools:
             pool.send_reset(rows)
         for pool in self.pools:
@@ -241,7 +242,7 @@ class EnvPoolEnv:
         kind, count = self.spec.action, self.spec.num_envs
         discrete = isinstance(kind, Discrete)
         shape = (count,) if discrete else (count, _size(kind))
-        if rows.shape != shape or np.issubdtype(rows.dtype, np.integer) != discrete:
+        if rows.shape != shape or (rows.dtype.kind == "i") != discrete:
             raise UserError(
                 f"{self.spec.name} takes actions {'int64' if discrete else 'float32'} {list(shape)}, "
                 f"not {rows.dtype} {list(rows.shape)}."

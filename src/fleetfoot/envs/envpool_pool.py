@@ -8,7 +8,7 @@ import importlib
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from fleetfoot.data import Action, Continuous, Discrete
 from fleetfoot.envs.envpool_tasks import keys_of, seconds_of
 from fleetfoot.part import UserError, nearest
+
+Rows: TypeAlias = slice | NDArray[np.int64]
 
 UNBOUNDED = 1e9  # EnvPool writes an action without bounds as one with huge ones
 PICTURE = (480, 360)  # width and height
@@ -118,7 +120,8 @@ class TaskKind:
         """Rows of actions of this library, as many columns as this task has -> EnvPool's."""
         if isinstance(self.action, Discrete):
             return np.asarray(action + self.first, dtype=self.action_dtype)
-        return np.asarray(np.clip(action, -1, 1) * self.half + self.middle, self.action_dtype)
+        within = np.minimum(np.maximum(action, -1), 1)  # a third of the time of np.clip
+        return np.asarray(within * self.half + self.middle, self.action_dtype)
 
     def make(self, seeds: Sequence[int], threads: int) -> Any:
         return load().make(
@@ -154,17 +157,22 @@ class Pool:
         self.kind = kind
         self.envs: Any = kind.make(seeds, threads)
         self.keys: list[str] = list(self.envs._state_keys)
-        self.rows = first + every * np.arange(len(seeds))
-        self.sent = self.rows  # rows that an answer is awaited for
         self.first, self.every = first, every
+        self.all = np.arange(len(seeds), dtype=np.int32)
+        self.waiting = False
+        self.sent: Rows = slice(first, None, every)  # that the last message was about
 
-    def _ids(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        own = rows[rows % self.every == self.first]
-        self.sent = own
-        return np.asarray((own - self.first) // self.every, dtype=np.int32)
+    def _ids(self, rows: NDArray[np.int64] | None) -> NDArray[np.int32]:
+        if rows is None:
+            self.sent, ids = slice(self.first, None, self.every), self.all
+        else:
+            self.sent = own = rows[rows % self.every == self.first]
+            ids = np.asarray((own - self.first) // self.every, dtype=np.int32)
+        self.waiting = len(ids) > 0
+        return ids
 
-    def send(self, action: NDArray[Any], rows: NDArray[np.int64]) -> None:
-        """Start a step of those of `rows` that are in this pool."""
+    def send(self, action: NDArray[Any], rows: NDArray[np.int64] | None) -> None:
+        """Start a step of those of `rows` (None: all) that are in this pool."""
         ids = self._ids(rows)
         if len(ids):
             own = action[self.sent]
@@ -172,7 +180,7 @@ class Pool:
                 own = own[:, : self.kind.action.size]
             self.envs._send([ids, ids, self.kind.convert(own)])
 
-    def send_reset(self, rows: NDArray[np.int64]) -> None:
+    def send_reset(self, rows: NDArray[np.int64] | None) -> None:
         ids = self._ids(rows)
         if len(ids):
             self.envs._reset(ids)
@@ -185,15 +193,16 @@ class Pool:
 
     def receive(self, seen: Seen, reset: bool = False) -> None:
         """Write the answers to what was sent last. EnvPool gives them in the order of the ids."""
-        rows = self.sent
-        if not len(rows):
+        if not self.waiting:
             return
+        rows = self.sent
         found = dict(zip(self.keys, self.envs._recv(), strict=True))
         for key, start, stop in self.kind.layout:
+            value = found[key]
             if self.kind.image:
-                seen.actor[rows] = found[key]
+                seen.actor[rows] = value
             else:
-                seen.actor[rows, start:stop] = found[key].reshape(len(rows), -1)
+                seen.actor[rows, start:stop] = value.reshape(len(value), -1)
         if seen.critic is not None:
             seen.critic[rows] = found["obs:privileged_state"]
         if reset:
