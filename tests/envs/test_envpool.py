@@ -49,7 +49,6 @@ def play(
 @pytest.mark.parametrize(
     "config",
     [
-        EnvPoolConfig(task="ReacherEasy-v1", max_episode_steps=20),
         EnvPoolConfig(task="WalkerRun-v1", max_episode_steps=25, action_repeat=2),
         EnvPoolConfig(task="MetaWorld/Reach-v3", max_episode_steps=15),
         EnvPoolConfig(task="Hopper-v5", max_episode_steps=25, threads=2),  # terminates too

@@ -38,8 +38,10 @@ def bench_envpool(
     """Env steps per second of our adapter and of the bare EnvPool through its Gymnasium interface.
 
     `seconds` is the measured time in all, shared equally. `threads` 0: as many as there are usable cores. The bare
-    environment's steps after an end, which do nothing but restart, are counted as steps: that favours it. With `cpu`, seconds are
-    those of the processor, of all threads together, instead of the wall clock's: for a machine with other work.
+    environment's steps after an end, which do nothing but restart, are counted as steps: that favours it.
+
+    With `cpu`, seconds are those of the processor, of all threads together, instead of the wall clock's: for a machine
+    with other work.
     """
     if num_envs < 1 or rounds < 1 or seconds <= 0 or threads < 0:
         raise UserError("bench envpool needs num_envs and rounds >= 1, threads >= 0, seconds > 0.")
