@@ -246,7 +246,8 @@ class SAC:
         return loss, {"policy/loss": loss.detach(), "policy/entropy": entropy}, entropy
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
-        return self.alpha() * (entropy - self.target_entropy)  # (5)
+        loss: Tensor = self.alpha() * (entropy - self.target_entropy)  # (5)
+        return loss
 
     def bound_loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         loss, mean_gap, mean_slope = self.bound.loss(gap, slope)  # (6)
@@ -255,7 +256,8 @@ class SAC:
     def activity(self, obs: Obs, action: Tensor) -> list[Tensor]:
         """How active each hidden unit of the critics is, [E, H] per layer, for `restart_dormant_`."""
         assert self.redo is not None
-        return self.redo.activity(torch.cat([self.critic.encoder(obs), action], dim=-1))
+        inputs: Tensor = torch.cat([self.critic.encoder(obs), action], dim=-1)
+        return self.redo.activity(inputs)
 
     @torch.no_grad()
     def restart_dormant_(self, batch: Batch, redo: ReDo) -> Tensor:
