@@ -144,6 +144,11 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
             f"{type(recipe.topology).__name__} does not run across the processes of torchrun; "
             "start fleetfoot by itself, or choose --topology SynchronousConfig."
         )
+    if recipe.evaluation.diagnose and not getattr(recipe.topology, "diagnoses", False):
+        raise UserError(
+            f"{type(recipe.topology).__name__} cannot diagnose; use --evaluation.no-diagnose, "
+            "or choose --topology SynchronousConfig."
+        )
 
 
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.data import Obs
+from fleetfoot import diagnose
+from fleetfoot.data import Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv
 from fleetfoot.part import UserError, part
 
@@ -24,6 +27,15 @@ class EvaluationConfig:
     """Episodes per evaluation, one in each of so many environments."""
     max_vec_steps: int = 10_000
     """Longest evaluation, for tasks without a time limit."""
+    diagnose: bool = False
+    """Examine the learner too: overestimation, dormant units, effective rank, norms. It does not change the run."""
+
+
+class Belief(NamedTuple):
+    """What an agent thinks its actions are worth, to be held against what they earn."""
+
+    q: Callable[[Obs, Tensor], Tensor]
+    gamma: float
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class Evaluation:
     returns: Tensor  # [episodes] undiscounted, on the CPU
     lengths: Tensor  # [episodes]
     success: Tensor | None  # [episodes] 1 where the task said so at any step, for tasks that tell
+    overestimation: Tensor | None = None  # of a `Belief`, relative to the size of returns
 
     @property
     def mean_return(self) -> float:
@@ -42,9 +55,11 @@ class Evaluation:
             "eval/return_std": float(self.returns.std(correction=0)),
             "eval/length": float(self.lengths.mean()),
         }
-        return (
-            found if self.success is None else found | {"eval/success": float(self.success.mean())}
-        )
+        if self.success is not None:
+            found["eval/success"] = float(self.success.mean())
+        if self.overestimation is not None:
+            found["diagnose/overestimation"] = float(self.overestimation)
+        return found
 
 
 class Evaluator:
@@ -58,27 +73,36 @@ class Evaluator:
         self.env.reset()
         self.start = self.env.state_dict()
 
-    def __call__(self, policy: nn.Module) -> Evaluation:
+    def __call__(self, policy: nn.Module, belief: Belief | None = None) -> Evaluation:
         obs = self.env.reset() if self.start is None else self.env.load_state_dict(self.start)
-        return first_episodes(policy, self.env, obs, self.cfg.max_vec_steps)
+        return first_episodes(policy, self.env, obs, self.cfg.max_vec_steps, belief)
 
     def close(self) -> None:
         self.env.close()
 
 
 @torch.no_grad()
-def first_episodes(policy: nn.Module, env: VecEnv, obs: Obs, max_vec_steps: int) -> Evaluation:
+def first_episodes(
+    policy: nn.Module,
+    env: VecEnv,
+    obs: Obs,
+    max_vec_steps: int,
+    belief: Belief | None = None,
+) -> Evaluation:
     """Step all environments until each has finished the episode that begins with `obs`."""
     spec = env.spec
     returns = torch.zeros(spec.num_envs, device=spec.device)
     lengths = torch.zeros(spec.num_envs, device=spec.device)
     success: Tensor | None = None
     running = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
+    trial = None if belief is None else Trial(policy, belief)
     for count in range(1, max_vec_steps + 1):
         action: Tensor = policy(obs)
         step = env.step(action.float() if action.is_floating_point() else action)
         returns += torch.where(running, step.reward, 0.0)
         lengths += running
+        if trial is not None:
+            trial.see(obs, action, step, running)
         if "success" in step.info:
             hit = step.info["success"].float() * running
             success = hit if success is None else torch.maximum(success, hit)
@@ -86,4 +110,30 @@ def first_episodes(policy: nn.Module, env: VecEnv, obs: Obs, max_vec_steps: int)
         obs = step.obs
         if count % CHECK_EVERY == 0 and not bool(running.any()):
             break
-    return Evaluation(returns.cpu(), lengths.cpu(), None if success is None else success.cpu())
+    return Evaluation(
+        returns.cpu(),
+        lengths.cpu(),
+        None if success is None else success.cpu(),
+        None if trial is None else trial.overestimation().cpu(),
+    )
+
+
+class Trial:
+    """Holds a belief against the discounted returns of the episodes, along the way."""
+
+    def __init__(self, policy: nn.Module, belief: Belief):
+        self.policy, self.belief = policy, belief
+        self.rows: list[tuple[Tensor, ...]] = []  # [N] each
+
+    def see(self, obs: Obs, action: Tensor, step: Step, running: Tensor) -> None:
+        """One vec step; `running` [N]: where it belongs to the first episode."""
+        q = self.belief.q(obs, action)
+        ahead = self.belief.q(step.next_obs, self.policy(step.next_obs))
+        self.rows.append((step.reward, step.terminated, step.truncated, ahead, q, running))
+
+    def overestimation(self) -> Tensor:
+        reward, terminated, truncated, ahead, q, running = map(
+            torch.stack, zip(*self.rows, strict=True)
+        )
+        returns = diagnose.monte_carlo(reward, terminated, truncated, ahead, self.belief.gamma)
+        return diagnose.overestimation(q, returns, running)

@@ -84,6 +84,20 @@ class PrioritisingAgent(Agent, Protocol):
         ...
 
 
+class DiagnosedAgent(Agent, Protocol):
+    """An agent that can be examined at each evaluation (`evaluation.diagnose`). Both methods only read: they change
+    nothing, and draw nothing from the agent's generators."""
+
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        """Scalars, logged under diagnose/. `batch` are rows that may be learned from, `held_out` rows that never are;
+        None where the replay holds none back."""
+        ...
+
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        """[B] what the targets take an action to be worth, in units of the environment's reward."""
+        ...
+
+
 class ActorCritic(Agent, Protocol):
     """An agent whose update falls apart into two, so that two learners can make them, each with an agent of its own.
 

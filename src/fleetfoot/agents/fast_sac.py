@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fleetfoot import diagnose
 from fleetfoot.agents.agent import Pattern, check_value_learner, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
 from fleetfoot.generators import generator_state, restore_generator
@@ -201,6 +202,30 @@ class FastSAC:
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         alpha = self.log_alpha.detach().exp()
         return (alpha * log_prob - q).mean(), log_prob.detach()  # (5)
+
+    @torch.no_grad()
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        found = diagnose.plasticity(self.critic, batch.obs, batch.action)
+        critic = {f"critic/{name}": value for name, value in found.items()}
+        found = diagnose.plasticity(self.gaussian, batch.obs)
+        policy = {f"policy/{name}": value for name, value in found.items()}
+        if held_out is None:
+            return critic | policy
+        training, apart = (self._examine(rows) for rows in (batch, held_out))
+        ratio, difference = diagnose.overfitting(training, apart)
+        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+
+    def _examine(self, batch: Batch) -> Tensor:
+        """The loss (4), as an update would find it, with noise that no update draws."""
+        noise = self._draw(torch.Generator(self.z.device).manual_seed(self.updates), batch.obs)
+        loss, _, _ = FastSAC.critic_loss(self, batch, noise)  # not the compiled one
+        return loss
+
+    @torch.no_grad()
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        q = categorical.mean(self.critic(obs, action).float().softmax(-1), self.z)  # [E, B]
+        q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
+        return q if self.reward_scale is None else self.reward_scale.undo(q, obs.task)
 
     def _draw(self, generator: torch.Generator, obs: Obs) -> Tensor:
         shape = (obs.actor.shape[0], self.actions)

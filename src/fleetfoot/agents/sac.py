@@ -37,15 +37,17 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fleetfoot import diagnose
 from fleetfoot.agents.agent import Pattern, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.diagnose.units import is_relu
 from fleetfoot.generators import Noise
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
-from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.mlp import CReLU, MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import BoundConfig, FixedBoundConfig
 from fleetfoot.nn.redo import ReDo
@@ -110,6 +112,11 @@ class SACConfig:
         if self.plasticity is not None and self.plasticity.every_updates < 1:
             raise UserError("agent.plasticity.every_updates must be at least 1.")
         return SAC(self, spec, total_updates, seed, device)
+
+
+def is_hidden(module: nn.Module) -> bool:
+    """Gives what a hidden layer tells the next."""
+    return isinstance(module, CReLU) or is_relu(module)
 
 
 class SAC:
@@ -267,6 +274,30 @@ class SAC:
         redo.restart_(dormant, noise, self.step_critic.optimizer)
         share: Tensor = torch.cat(dormant, dim=-1).float().mean((-2, -1))
         return share
+
+    @torch.no_grad()
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        found = diagnose.plasticity(self.critic, batch.obs, batch.action, which=is_hidden)
+        critic = {f"critic/{name}": value for name, value in found.items()}
+        found = diagnose.plasticity(self.gaussian, batch.obs, which=is_hidden)
+        policy = {f"policy/{name}": value for name, value in found.items()}
+        if held_out is None:
+            return critic | policy
+        training, apart = (self._examine(rows) for rows in (batch, held_out))
+        ratio, difference = diagnose.overfitting(training, apart)
+        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+
+    def _examine(self, batch: Batch) -> Tensor:
+        """The loss (2), as an update would find it, with noise that no update draws."""
+        noise = Noise(self.updates, self.critic_noise.device).normal(
+            len(batch.reward), self.actions
+        )
+        return SAC.critic_loss(self, batch, noise)[0]  # not the compiled one
+
+    @torch.no_grad()
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        value: Tensor = self.bound(self.critic(obs, action).float().squeeze(-1))
+        return value
 
     def _period(self) -> int:
         assert self.cfg.plasticity is not None

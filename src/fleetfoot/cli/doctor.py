@@ -131,6 +131,7 @@ def extras() -> list[Finding]:
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
+        ("comparisons", "rliable", "compare"),
         ("bench peers", "stable-baselines3", "bench"),
     ]
     for what, package, extra in optional:

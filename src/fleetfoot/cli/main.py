@@ -18,6 +18,10 @@ COMMANDS = {
     "resume": ("fleetfoot.cli.resume", "go on with a stopped run: fleetfoot resume RUN"),
     "evaluate": ("fleetfoot.cli.evaluate", "measure a run's policy: fleetfoot evaluate RUN"),
     "record": ("fleetfoot.cli.record", "film a run's policy: fleetfoot record RUN"),
+    "compare": (
+        "fleetfoot.cli.compare",
+        "weigh runs against each other: fleetfoot compare RUNS...",
+    ),
     "list": ("fleetfoot.cli.listing", "the recipes and the environments there are"),
     "doctor": (
         "fleetfoot.cli.doctor",

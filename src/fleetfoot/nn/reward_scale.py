@@ -57,3 +57,7 @@ class RewardScale(nn.Module):
     def forward(self, reward: Tensor, task: Tensor | None) -> Tensor:
         """Rewards [B] (or folded returns) in the units that the critic learns."""
         return reward / (self.divisor[0] if task is None else self.divisor[task])
+
+    def undo(self, value: Tensor, task: Tensor | None) -> Tensor:
+        """Values [B] of the critic in units of the environment's reward."""
+        return value * (self.divisor[0] if task is None else self.divisor[task])

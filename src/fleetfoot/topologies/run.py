@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import Agent
+from fleetfoot.agents.agent import Agent, DiagnosedAgent
 from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.data import Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.evaluate import Evaluator
+from fleetfoot.evaluate import Belief, Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Totals
 from fleetfoot.log.split import TimeSplit
@@ -29,6 +29,7 @@ from fleetfoot.part import UserError, to_json
 from fleetfoot.ranks import ALONE, Ranks, here
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.samplers import Uniform
 from fleetfoot.topologies.sharded import (
     bind,
     carried_over,
@@ -356,6 +357,8 @@ class Run(Learning):
             split=TimeSplit(device),
         )
         check_behaviour(agent.behaviour, run.explorer.takes_noise)
+        if recipe.evaluation.diagnose:
+            run.diagnosed()  # refuse before anything is learned
         if state is not None:
             run.load_state_dict(state)
         if ranks.first:
@@ -386,8 +389,26 @@ class Run(Learning):
     def evaluate(self) -> dict[str, float]:
         assert self.evaluator is not None
         begun = time.perf_counter()
-        metrics = self.evaluator(self.agent.policy).metrics()
+        if not self.recipe.evaluation.diagnose:
+            metrics = self.evaluator(self.agent.policy).metrics()
+        else:
+            belief = Belief(self.diagnosed().q, self.recipe.gamma)
+            metrics = self.evaluator(self.agent.policy, belief).metrics() | self.diagnose()
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
+
+    def diagnose(self) -> dict[str, float]:
+        """What the agent says of itself, on rows that are drawn apart: no draw of the replay is used up."""
+        sampler = Uniform(self.vec_steps, self.device)
+        rows = self.replay.gather(*sampler.draw(self.share.batch_size, self.replay.ring))
+        found = self.diagnosed().diagnose(rows, None)
+        return {f"diagnose/{name}": float(value) for name, value in found.items()}
+
+    def diagnosed(self) -> DiagnosedAgent:
+        if not (hasattr(self.agent, "diagnose") and hasattr(self.agent, "q")):
+            raise UserError(
+                f"{type(self.agent).__name__} cannot be diagnosed; use --evaluation.no-diagnose."
+            )
+        return cast(DiagnosedAgent, self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         whole = super().state_dict() | {

@@ -22,6 +22,7 @@ class SynchronousConfig:
     """One process, or the same on several GPUs; after each vec step the updates that the pace owes."""
 
     across_ranks: ClassVar[bool] = True
+    diagnoses: ClassVar[bool] = True
 
     overlap: bool = False
     """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that

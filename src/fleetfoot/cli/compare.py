@@ -1,0 +1,138 @@
+"""`fleetfoot compare RUNS...`"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from fleetfoot.cli.form import parse
+from fleetfoot.part import UserError
+
+if TYPE_CHECKING:
+    from fleetfoot.compare import Comparison, Estimate, Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Interquartile mean, optimality gap and probability of improvement of groups of runs, with 95 % intervals, and
+    their curves."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Run folders, folders that hold some, or patterns in quotes."""
+    by: str = ""
+    """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
+    metric: Literal["auto", "return", "success"] = "auto"
+    """What is scored; auto: success where a task tells it, otherwise the return."""
+    low: float | None = None
+    """Return that is a score of 0, for all tasks."""
+    high: float | None = None
+    """Return that is a score of 1, for all tasks."""
+    ranges: Path | None = None
+    """JSON file with a range per task: {"task": [low, high]}."""
+    at: int | None = None
+    """Env steps at which to compare; by default as many as all runs of a task have made."""
+    baseline: str = ""
+    """The group that the others are held against; by default the first."""
+    unfinished: bool = False
+    """Keep runs that have not made all their steps."""
+    folder: Path = Path("comparison")
+    """Where the pictures and compare.json go; those of an earlier comparison are replaced."""
+    reps: int = 5_000
+    """Bootstrap samples."""
+    seed: int = 0
+    """Of the bootstrap: the same runs and seed give the same numbers."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    options: Options = parse(Options, args, "fleetfoot compare RUNS...")
+    if not options.runs:
+        raise UserError(
+            "which runs? fleetfoot compare RUNS..., for instance fleetfoot compare runs."
+        )
+    from fleetfoot import compare
+
+    compare.rliable()
+    ask = compare.Ask(
+        by=tuple(name.strip() for name in options.by.split(",") if name.strip()),
+        metric=options.metric,
+        ranges={} if options.ranges is None else compare.read_ranges(options.ranges),
+        everywhere=everywhere(options),
+        at=options.at,
+        baseline=options.baseline,
+        unfinished=options.unfinished,
+        bootstrap=compare.Bootstrap(options.reps, options.seed),
+    )
+    runs = [compare.read(folder) for folder in compare.find(options.runs)]
+    made = compare.compare(runs, ask)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        table = options.folder / "compare.json"
+        table.write_text(json.dumps(made.to_json(), indent=1) + "\n")
+        written = [table, *compare.draw(made, options.folder)]
+    except OSError as error:
+        raise UserError(f"cannot write to {options.folder}: {error.strerror or error}.") from error
+    show(made, written)
+    return 0
+
+
+def everywhere(options: Options) -> tuple[float, float] | None:
+    from fleetfoot.compare.ranges import check_range
+
+    if options.low is None and options.high is None:
+        return None
+    if options.low is None or options.high is None:
+        raise UserError("--low and --high come together.")
+    check_range(options.low, options.high, "--low and --high")
+    return options.low, options.high
+
+
+def show(made: Comparison, written: list[Path]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # of a file or a pipe, which have no width
+    for note in made.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
+    console.print(f"written: {', '.join(map(str, written))}\n", soft_wrap=True, markup=False)
+    what = ", ".join(f"{task} ({scale.at_env_steps:,.0f})" for task, scale in made.tasks.items())
+    title = f"after env steps: {what}" if len(made.tasks) <= 4 else f"{len(made.tasks)} tasks"
+    rows = [cells(group, made) for group in made.groups]
+    heads = ["group", "runs", "return" if not made.normalised else "IQM", "gap", "P(better)"]
+    if len(made.groups) > 1:
+        title += f"; better: than {made.baseline}"
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    for place, head in enumerate(heads):
+        if any(row[place] for row in rows):
+            table.add_column(
+                head, justify="right" if place else "left", no_wrap=place > 0, overflow="fold"
+            )
+    for row in rows:
+        table.add_row(*(escape(row[i]) for i in range(len(heads)) if any(r[i] for r in rows)))
+    console.print(table)
+
+
+def cells(group: Group, made: Comparison) -> list[str]:
+    """One row; an entry that there is not is empty."""
+    return [
+        group.name,
+        str(sum(map(len, group.seeds.values()))),
+        told(group.iqm, ".3f" if made.normalised else ",.1f"),
+        told(group.optimality_gap, ".3f"),
+        told(group.improvement, ".2f"),
+    ]
+
+
+def told(found: Estimate | None, form: str) -> str:
+    if found is None:
+        return ""
+    if found.interval is None:
+        return f"{found.value:{form}}"
+    low, high = found.interval
+    return f"{found.value:{form}} [{low:{form}}, {high:{form}}]"

@@ -1,0 +1,276 @@
+"""Compare groups of runs at equal environment steps, and along both axes: environment steps and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fleetfoot.compare.groups import groups_of, mixtures
+from fleetfoot.compare.intervals import (
+    CONFIDENCE,
+    Bootstrap,
+    Estimate,
+    estimate,
+    improvement,
+    interquartile_mean,
+    optimality_gap,
+)
+from fleetfoot.compare.ranges import Range, known_range
+from fleetfoot.compare.runs import Floats, Run
+from fleetfoot.part import UserError, nearest
+
+Metric = Literal["auto", "return", "success"]
+Axis = Literal["env_steps", "train_seconds"]
+AXES: tuple[Axis, ...] = ("env_steps", "train_seconds")
+MOST_POINTS = 100  # of a curve
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to compare, and how."""
+
+    by: tuple[str, ...] = ()
+    metric: Metric = "auto"
+    ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
+    everywhere: Range | None = None  # for tasks that `ranges` does not name
+    at: int | None = None  # env steps; None: as many as all runs of a task have made
+    baseline: str = ""  # empty: the first group
+    unfinished: bool = False  # keep runs that have not made all their steps
+    bootstrap: Bootstrap = field(default_factory=Bootstrap)
+
+
+@dataclass(frozen=True)
+class TaskScale:
+    metric: Literal["return", "success"]
+    range: Range | None  # None: returns as they are
+    at_env_steps: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    x: list[float]
+    y: list[float]
+    low: list[float] | None  # None: one run per task
+    high: list[float] | None
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    scores: dict[str, dict[str, float]]  # task -> run folder -> score
+    seeds: dict[str, list[int]]
+    iqm: Estimate
+    optimality_gap: Estimate | None  # None where scores are returns as they are
+    improvement: Estimate | None  # over the baseline; None: it is the baseline
+    curves: dict[Axis, Curve]
+    task_curves: dict[str, dict[Axis, list[Curve]]]  # one for each run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    groups: list[Group]
+    tasks: dict[str, TaskScale]
+    baseline: str
+    bootstrap: Bootstrap
+    notes: list[str]
+
+    @property
+    def normalised(self) -> bool:
+        return all(task.range is not None for task in self.tasks.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"confidence": CONFIDENCE, "normalised": self.normalised, **asdict(self)}
+
+
+def compare(runs: Sequence[Run], ask: Ask) -> Comparison:
+    notes: list[str] = []
+    runs = _usable(runs, ask, notes)
+    labels = groups_of(runs, ask.by)
+    names = list(dict.fromkeys(labels))
+    table: dict[str, dict[str, list[Run]]] = {name: {} for name in names}
+    for run, name in zip(runs, labels, strict=True):
+        table[name].setdefault(run.task, []).append(run)
+    shared = _shared_tasks(table, notes)
+    kept = [(r, n) for r, n in zip(runs, labels, strict=True) if r.task in shared]
+    notes += mixtures([r for r, _ in kept], [n for _, n in kept])
+    scales = {
+        task: _scale([run for run, _ in kept if run.task == task], task, len(shared), ask, notes)
+        for task in shared
+    }
+    few = [n for n in names if any(len(table[n][task]) == 1 for task in shared)]
+    if few:
+        notes.append(f"one seed only, so no spread to judge by: {', '.join(few)}.")
+    baseline = ask.baseline or names[0]
+    if baseline not in table:
+        raise UserError(
+            f"there is no group {baseline!r}.{nearest(baseline, names)} There are {', '.join(names)}."
+        )
+    scores = {
+        name: {
+            task: {str(r.folder): _score(r, scales[task]) for r in table[name][task]}
+            for task in shared
+        }
+        for name in names
+    }
+    groups = [
+        _group(name, table[name], scales, scores, baseline, ask.bootstrap, notes) for name in names
+    ]
+    return Comparison(groups, scales, baseline, ask.bootstrap, notes)
+
+
+def _usable(runs: Sequence[Run], ask: Ask, notes: list[str]) -> list[Run]:
+    """The runs that can be compared, with a note on each that cannot."""
+    kept = []
+    for run in runs:
+        if len(run.returns) == 0:
+            notes.append(f"{run.folder} has no evaluations yet and is left out.")
+        elif ask.at is not None and not run.env_steps[0] <= ask.at <= run.env_steps[-1]:
+            notes.append(
+                f"{run.folder} was evaluated from {run.env_steps[0]:,.0f} to {run.env_steps[-1]:,.0f} "
+                f"env steps, not at {ask.at:,}, and is left out."
+            )
+        elif run.done < 1.0 and not ask.unfinished and ask.at is None:
+            notes.append(
+                f"{run.folder} has made {run.done:.0%} of its steps and is left out "
+                "(--unfinished keeps it, and compares where all have come to)."
+            )
+        else:
+            kept.append(run)
+    if not kept:
+        raise UserError(
+            "there is nothing to compare: " + (notes[0] if notes else "no runs were given.")
+        )
+    return kept
+
+
+def _shared_tasks(table: Mapping[str, Mapping[str, list[Run]]], notes: list[str]) -> list[str]:
+    """The tasks that every group has runs of: anything else would compare tasks, not groups."""
+    every = list(dict.fromkeys(task for tasks in table.values() for task in tasks))
+    shared = [task for task in every if all(task in tasks for tasks in table.values())]
+    if not shared:
+        told = "; ".join(f"{name}: {', '.join(tasks)}" for name, tasks in table.items())
+        raise UserError(f"these groups have no task in common ({told}).")
+    if left := [task for task in every if task not in shared]:
+        notes.append(f"left out, since not every group has runs of them: {', '.join(left)}.")
+    return shared
+
+
+def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -> TaskScale:
+    """How the runs of one task are scored: by what, between which bounds, and after how many steps."""
+    told = all(run.success is not None for run in runs)
+    if ask.metric == "success" and not told:
+        silent = next(run for run in runs if run.success is None)
+        raise UserError(
+            f"{silent.folder} has evaluations that do not tell success; --metric return."
+        )
+    metric: Literal["return", "success"] = (
+        "success" if told and ask.metric != "return" else "return"
+    )
+    ends = sorted({float(run.env_steps[-1]) for run in runs})
+    at = ends[0] if ask.at is None else float(ask.at)
+    if ask.at is None and len(ends) > 1:
+        notes.append(
+            f"{task}: runs are compared after {at:,.0f} env steps, the length of the shortest; the longest "
+            f"has {ends[-1]:,.0f}."
+        )
+    if late := [run for run in runs if run.env_steps[0] > at]:
+        raise UserError(f"{late[0].folder} has no evaluation within {at:,.0f} env steps.")
+    bounds = ask.ranges.get(task) or ask.everywhere
+    if bounds is None:
+        bounds = (0.0, 1.0) if metric == "success" else known_range(task)
+    if bounds is None and tasks > 1:
+        values = np.concatenate([run.returns for run in runs])
+        low, high = float(values.min()), float(values.max())
+        bounds = (low, high if high > low else low + 1.0)
+        notes.append(
+            f"{task} has no range of returns that is known; 0 and 1 are the lowest and the highest evaluation of "
+            f"these runs, {low:,.1f} and {high:,.1f} (--ranges FILE gives one)."
+        )
+    elif bounds is None:
+        notes.append(
+            f"{task} has no range of returns that is known, so scores are returns and there is no optimality gap "
+            "(--low and --high give one)."
+        )
+    return TaskScale(metric, bounds, at)
+
+
+def _values(run: Run, scale: TaskScale) -> Floats:
+    """The scores of a run's evaluations."""
+    values = run.returns if scale.metric == "return" or run.success is None else run.success
+    if scale.range is None:
+        return values
+    low, high = scale.range
+    return (values - low) / (high - low)
+
+
+def _score(run: Run, scale: TaskScale) -> float:
+    """At the step where all are compared; between two evaluations, on the straight line that joins them."""
+    return float(np.interp(scale.at_env_steps, run.env_steps, _values(run, scale)))
+
+
+def _group(
+    name: str,
+    runs: Mapping[str, list[Run]],
+    scales: Mapping[str, TaskScale],
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]],
+    baseline: str,
+    boot: Bootstrap,
+    notes: list[str],
+) -> Group:
+    def samples(of: str) -> list[Floats]:
+        return [np.array(list(scores[of][task].values())) for task in scales]
+
+    ours, theirs = samples(name), samples(baseline)
+
+    def better(*drawn: Floats) -> Floats:
+        return improvement(drawn[: len(scales)], drawn[len(scales) :])
+
+    normalised = all(scale.range is not None for scale in scales.values())
+    curves = {}
+    for axis in AXES:
+        made = _curve({task: runs[task] for task in scales}, scales, axis, boot)
+        if made is None:
+            notes.append(f"{name} has no curve over {axis}: its runs share no stretch of it.")
+        else:
+            curves[axis] = made
+    return Group(
+        name=name,
+        scores={task: dict(of) for task, of in scores[name].items()},
+        seeds={task: [run.seed for run in runs[task]] for task in scales},
+        iqm=estimate(boot, interquartile_mean, ours),
+        optimality_gap=estimate(boot, optimality_gap, ours) if normalised else None,
+        improvement=None if name == baseline else estimate(boot, better, [*ours, *theirs]),
+        curves=curves,
+        task_curves={
+            task: {axis: [_alone(run, scale, axis) for run in runs[task]] for axis in AXES}
+            for task, scale in scales.items()
+        },
+    )
+
+
+def _curve(
+    runs: Mapping[str, list[Run]], scales: Mapping[str, TaskScale], axis: Axis, boot: Bootstrap
+) -> Curve | None:
+    """The interquartile mean along an axis, over the stretch that all runs of the group have."""
+    places: list[Floats] = [getattr(run, axis) for members in runs.values() for run in members]
+    first, last = max(x[0] for x in places), min(x[-1] for x in places)
+    if first > last:
+        return None
+    grid = np.unique(np.concatenate(places))
+    grid = grid[(grid >= first) & (grid <= last)]
+    if axis == "train_seconds" or len(grid) > MOST_POINTS:  # no two runs have the same seconds
+        grid = np.linspace(first, last, min(MOST_POINTS, 4 * max(len(x) for x in places)))
+    samples = [
+        np.stack([np.interp(grid, getattr(run, axis), _values(run, scales[task])) for run in of])
+        for task, of in runs.items()
+    ]
+    y, interval = boot(interquartile_mean, *samples)
+    low, high = (None, None) if interval is None else (interval[0].tolist(), interval[1].tolist())
+    return Curve(grid.tolist(), y.tolist(), low, high)
+
+
+def _alone(run: Run, scale: TaskScale, axis: Axis) -> Curve:
+    return Curve(getattr(run, axis).tolist(), _values(run, scale).tolist(), None, None)

@@ -1,0 +1,91 @@
+"""Which runs belong together: by the names of their recipes, or by fields of them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fleetfoot.compare.runs import Run
+from fleetfoot.part import UserError, nearest
+
+# Fields in which the runs of one group may differ: none changes what is learned from a step.
+ASIDE = ("name", "seed", "total_vec_steps", "evaluation", "log", "checkpoint", "device", "threads")
+
+
+def groups_of(runs: Sequence[Run], by: Sequence[str] = ()) -> list[str]:
+    """The group of each run."""
+    if not by:
+        return _by_name(runs)
+    fields = [dict(_flat(run.recipe)) for run in runs]
+    for name in by:
+        if not any(name in one for one in fields):
+            known = {key for one in fields for key in one}
+            raise UserError(f"no recipe here has a field {name!r}.{nearest(name, known)}")
+
+    def label(one: dict[str, Any]) -> str:
+        values = [(name, _shown(one.get(name))) for name in by]
+        return ", ".join(value if name == "name" else f"{name}={value}" for name, value in values)
+
+    return [label(one) for one in fields]
+
+
+def _by_name(runs: Sequence[Run]) -> list[str]:
+    """Recipes are called family/task. Where a family has one recipe for each of several tasks, the family is the group;
+    otherwise the recipe is, for the names then differ in something else."""
+    tasks: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for run in runs:
+        tasks[_family(run)].add((run.name, run.task))
+    whole = {
+        family
+        for family, pairs in tasks.items()
+        if len(pairs) > 1
+        and len(pairs) == len({name for name, _ in pairs}) == len({task for _, task in pairs})
+    }
+    return [_family(run) if _family(run) in whole else run.name for run in runs]
+
+
+def _family(run: Run) -> str:
+    return run.name.partition("/")[0]
+
+
+def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
+    """A line for each group that holds runs of one task which differ in more than their seeds."""
+    together: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run, group in zip(runs, groups, strict=True):
+        together[group, run.task].append(run)
+    for (group, task), members in together.items():
+        fields = [dict(_flat(run.recipe)) for run in members]
+        names = sorted({name for one in fields for name in one if _counts(name, one[name])})
+        for name in names:
+            values = sorted({_shown(one.get(name)) for one in fields})
+            if len(values) > 1:
+                some = " and ".join(values) if len(values) < 4 else f"{len(values)} values"
+                yield (
+                    f"{group} on {task} mixes runs whose {name} differs ({some}); --by {name} parts them."
+                )
+        seeds = [run.seed for run in members]
+        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if twice:
+            yield f"{group} on {task} has seed {', '.join(map(str, twice))} more than once."
+
+
+def _counts(name: str, value: Any) -> bool:
+    return name.split(".")[0] not in ASIDE and not name.startswith("topology.ray")
+
+
+def _flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field by its dotted name. A part stands for its class, and its own fields follow."""
+    for key, value in tree.items():
+        if key == "part":
+            continue
+        if isinstance(value, dict) and "part" in value:
+            yield f"{path}{key}", value["part"]
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
