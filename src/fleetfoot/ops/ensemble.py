@@ -1,4 +1,4 @@
-"""What two critics say together."""
+"""What several critics say together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from torch import Tensor
 
 
 def bound(q: Tensor, beta: Tensor | float) -> Tensor:
-    """q [2, ...] -> mean + beta * spread, [...], where the spread is half the distance of the two.
+    """q [E, ...] -> mean + beta * spread, [...]; the spread is the critics' mean distance to their mean.
 
-    beta = -1 is their minimum, 0 their mean, 1 their maximum; what lies beyond goes on from there.
+    Of two critics that is half their distance: beta = -1 is their minimum, 1 their maximum; what lies beyond goes on
+    from there.
     """
-    mean, spread = q.mean(0), 0.5 * (q[0] - q[1]).abs()
-    return mean + beta * spread
+    mean = q.mean(0)
+    return mean + beta * (q - mean).abs().mean(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -17,8 +18,9 @@ def huber_loss(predicted: Tensor, target: Tensor, tau: Tensor, kappa: float = 1.
     Of |tau_i - 1{y_j < theta_i}| Huber(y_j - theta_i), the sum over the predicted i and the mean over the targets j.
     A mean over i as well would make the gradient K times smaller. Huber(u) is u^2 / 2 up to `kappa`, then linear.
     """
-    error = target.unsqueeze(-2) - predicted.unsqueeze(-1)  # [..., B, K, J]
-    size = error.abs()
-    huber = torch.where(size <= kappa, 0.5 * error.square(), kappa * (size - 0.5 * kappa))
-    weight = (tau.unsqueeze(-1) - (error.detach() < 0).to(tau.dtype)).abs()
+    shape = (*predicted.shape, target.shape[-1])  # [..., B, K, J]
+    theta, y = predicted.unsqueeze(-1).expand(shape), target.unsqueeze(-2).expand(shape)
+    tau = tau.unsqueeze(-1)
+    weight = torch.where(y < theta, 1.0 - tau, tau)
+    huber = F.huber_loss(theta, y, reduction="none", delta=kappa)
     return (weight * huber).mean(-1).sum(-1)

@@ -9,6 +9,7 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.recipes import (
     apex_dpg,
     apex_dqn,
+    bro,
     ddpg,
     dqn,
     fast_sac,
@@ -29,6 +30,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **apex_dpg.RECIPES,
     **gorila_dqn.RECIPES,
     **pql.RECIPES,
+    **bro.RECIPES,
     **sac.RECIPES,
 }
 

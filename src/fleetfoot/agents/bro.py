@@ -1,0 +1,293 @@
+"""BRO: bigger, regularised, optimistic. Sample-efficient soft actor-critic on one environment.
+
+Nauman et al. 2024, arXiv 2405.16158. Soft actor-critic with wide normalised critics (`nn/bronet.py`), weight decay,
+full resets, quantile critics, no pessimism, and a second, optimistic actor that explores. With R, d the folded reward
+and discount, theta [K] the quantiles of a critic, alpha the temperature, Q_mean and Q_spread the mean and half the
+distance of the two critics, (mu, sigma) the policy's Gaussian before tanh and (mu_o, sigma_o) the optimist's:
+
+    (1)  a', log pi' ~ policy(s'),   theta' = Q_mean - pessimism * Q_spread of the target critics, per quantile
+    (2)  y_j = R + d (theta'_j - alpha log pi')
+    (3)  critic loss = sum_heads mean_batch sum_i mean_j |tau_i - 1{y_j < theta_i}| Huber(y_j - theta_i);
+         without quantiles: sum_heads mean_batch (Q - y)^2
+    (4)  critic_target <- (1 - tau) critic_target + tau critic
+    (5)  policy loss = mean_batch [alpha log pi(a|s) - (Q_mean - pessimism * Q_spread)],   a ~ policy(s)
+    (6)  optimist loss = -mean_batch [Q_mean + omega Q_spread](s, a_o) + lambda KL,   a_o ~ tanh N(mu_o, f sigma_o),
+         KL = mean_batch KL(N(mu_o, sigma_o) || N(mu, sigma)), by default with mu_o = mu + net(s, mu), sigma_o = sigma
+    (7)  temperature loss = alpha (entropy - H*),   H* = target_entropy_per_action * A
+    (8)  omega loss = omega (KL / A - KL*),   lambda loss = -lambda (KL / A - KL*)
+    (9)  at the env steps `resets`: every weight, target, scalar and optimiser as it began; the replay stays
+
+One update is (1) to (8) in this order. The spread in (1), (5) and (6) is taken per quantile, and then averaged. The
+optimist explores with sampled actions, the greedy policy is evaluated. Without an `optimist` (BRO minimal), the policy
+explores, and (6) and (8) fall away.
+
+Deviations: [1] observations may be normalised, and rewards scaled (both off, as published). [2] A constant is left out
+of the omega loss, which has the same gradient. [3] All resets return to the same initial weights; so does the published
+code, which starts each time from the same seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fleetfoot.agents.agent import Pattern
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise
+from fleetfoot.nn.bronet import BroNetConfig
+from fleetfoot.nn.controller import Adjuster, AdjusterConfig, SquashedConfig
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.optimist import DeltaConfig, Exploring, Optimist, OptimistConfig
+from fleetfoot.nn.reset import Initial, due
+from fleetfoot.nn.scalar import Temperature
+from fleetfoot.ops import quantile
+from fleetfoot.ops.ensemble import bound
+from fleetfoot.ops.gaussian_kl import gaussian_kl
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.squash import squashed_sample
+from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.part import UserError, part
+
+Metrics = dict[str, Tensor]
+RESETS = (15_001, 50_001, 250_001, 500_001, 750_001, 1_000_001, 1_500_001, 2_000_001)
+DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
+
+
+@part
+class BROConfig:
+    quantiles: int | None = 100
+    """Of each critic (K); None: plain values, learned with the squared error."""
+    pessimism: float = 0.0
+    """Share of the critics' spread that targets and the policy leave out."""
+    tau: float = 0.005
+    reward_scale: float = 1.0
+    """Rewards are learned times this; the temperature and the Huber loss expect about 1 per step."""
+    alpha: float = 1.0
+    """Temperature at the start."""
+    target_entropy_per_action: float = -0.5
+    log_std_min: float = -10.0
+    log_std_max: float = 2.0
+    optimist: OptimistConfig | None = DeltaConfig()
+    """The actor that explores; None: the policy itself."""
+    std_factor: float = 0.75
+    """The optimist acts with its standard deviation times this."""
+    kl_target: float = 0.05
+    """Of the optimist to the policy, per action component (KL*)."""
+    optimism: AdjusterConfig = SquashedConfig(start=1.0)
+    """omega, and its value at the start."""
+    kl_weight: AdjusterConfig = SquashedConfig(start=0.25)
+    """lambda, and its value at the start."""
+    resets: tuple[int, ...] = RESETS
+    """Env steps before whose updates everything but the replay begins anew."""
+    normalize_obs: bool = False
+    task_embedding: int = 32
+    policy_net: NetworkConfig = BroNetConfig(width=256, blocks=1)
+    critic_net: NetworkConfig = BroNetConfig(width=512, blocks=2)
+    policy_optim: AdamWConfig = DECAYED
+    critic_optim: AdamWConfig = DECAYED
+    optimist_optim: AdamWConfig = DECAYED
+    alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+    adjuster_optim: AdamConfig = AdamConfig(lr=3e-5, beta1=0.5)
+    """Of omega and lambda."""
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> BRO:
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"BRO needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        if self.quantiles is not None and self.quantiles < 1:
+            raise UserError(f"agent.quantiles must be at least 1, not {self.quantiles}.")
+        if not 0.0 < self.tau <= 1.0:
+            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        for name in ("std_factor", "kl_target", "alpha"):
+            if not getattr(self, name) > 0.0:
+                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
+        return BRO(self, spec, spec.action.size, total_updates, seed, device)
+
+
+class BRO:
+    losses: ClassVar[tuple[str, ...]] = (
+        "critic_loss",
+        "policy_loss",
+        "optimist_loss",
+        "alpha_loss",
+        "adjuster_loss",
+    )
+
+    def __init__(
+        self,
+        cfg: BROConfig,
+        spec: EnvSpec,
+        actions: int,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
+    ):
+        self.cfg, self.actions = cfg, actions
+        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
+        self.optimist_noise = Noise(seed + 2, device)
+        bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
+        self.optimist: Optimist | None = None
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+
+            gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            gains = (math.sqrt(2.0), 1.0)
+            self.gaussian = Gaussian(gaze, cfg.policy_net, actions, head_gains=gains, **bounds)
+            self.gaussian.to(device)
+            gaze = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
+            outputs = cfg.quantiles or 1
+            self.critic = QNetwork(gaze, cfg.critic_net, actions, outputs, 2).to(device)
+            if cfg.optimist is not None:
+                gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+                self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.alpha = Temperature(cfg.alpha).to(device)
+        self.optimism: Adjuster = cfg.optimism.build().to(device)
+        self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
+        self.tau_i = quantile.midpoints(outputs, device)
+        self.policy = Greedy(self.gaussian)
+        self.behaviour: Sampled | Exploring = Sampled(self.gaussian)
+        total = total_updates
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total, self.critic.constrain_
+        )
+        self.step_policy = cfg.policy_optim.build(
+            self.gaussian.parameters(), total, self.gaussian.constrain_
+        )
+        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total)
+        if self.optimist is not None:
+            self.behaviour = Exploring(self.gaussian, self.optimist, cfg.std_factor)
+            self.step_optimist = cfg.optimist_optim.build(
+                self.optimist.parameters(), total, self.optimist.constrain_
+            )
+            both = [*self.optimism.parameters(), *self.kl_weight.parameters()]
+            self.step_adjusters = cfg.adjuster_optim.build(both, total)
+        self.initial = Initial(
+            [getattr(self, name) for name in self._modules()],
+            [getattr(self, name) for name in self._steppers()],
+        )
+        self.updates = self.env_steps = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+        before = self.env_steps
+        self.env_steps += fresh.reward.shape[0]
+        if due(self.cfg.resets, before, self.env_steps):  # (9)
+            self.initial.restore_()
+
+    def update(self, batch: Batch) -> Learned:
+        learned = self.update_critic(batch)
+        return Learned(learned.metrics | self.update_actors(batch.obs), learned.td_error)
+
+    def update_critic(self, batch: Batch) -> Learned:
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
+        loss, found, td_error = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss)
+        self.updates += 1
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
+        return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
+
+    def update_actors(self, obs: Obs) -> Metrics:
+        shape = (obs.actor.shape[0], self.actions)
+        with frozen(self.critic):
+            loss, found = self.policy_loss(obs, self.policy_noise.normal(*shape))
+            found = found | {"policy/grad_norm": self.step_policy(loss)}
+            if self.optimist is not None:
+                loss, more = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
+                found = found | more | {"optimist/grad_norm": self.step_optimist(loss)}
+        self.step_alpha(self.alpha_loss(found["policy/entropy"]))
+        if self.optimist is not None:
+            self.step_adjusters(self.adjuster_loss(found["optimist/kl"]))
+        return found
+
+    def pattern(self, count: int) -> Pattern:
+        return (True,) * count
+
+    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss (3), metrics, and each row's absolute error in value."""
+        target = self.target(batch, noise)  # [B, K]
+        theta = self.critic(batch.obs, batch.action).float()  # [2, B, K]
+        if self.cfg.quantiles is None:
+            per_row = (theta - target).square().mean(-1)
+        else:
+            per_row = quantile.huber_loss(theta, target, self.tau_i)
+        loss = (batch.weight * per_row).mean(-1).sum()  # (3)
+        q = theta.detach().mean(-1)  # [2, B]
+        spread = 0.5 * (q[0] - q[1]).abs().mean()
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/spread": spread}
+        return loss, metrics, (q.mean(0) - target.mean(-1)).abs()
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: Tensor) -> Tensor:
+        action, log_prob = self.gaussian.sample(batch.next_obs, noise)
+        theta = self.critic_target(batch.next_obs, action).float()
+        value = bound(theta, -self.cfg.pessimism)  # (1) [B, K]
+        soft = value - (self.alpha() * log_prob).unsqueeze(-1)
+        reward = self.cfg.reward_scale * batch.reward
+        return reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft  # (2)
+
+    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
+        """The loss (5), and metrics."""
+        action, log_prob = self.gaussian.sample(obs, noise)
+        q = bound(self.critic(obs, action).float(), -self.cfg.pessimism).mean(-1)
+        loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
+        found = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
+        found |= {"policy/alpha": self.alpha()}
+        return loss, {name: value.detach() for name, value in found.items()}
+
+    def optimist_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
+        """The loss (6), and metrics. The policy is only read."""
+        assert self.optimist is not None
+        with torch.no_grad():
+            near_mean, near_log_std = self.gaussian(obs)
+        mean, log_std = self.optimist(obs, near_mean, near_log_std)
+        action, _ = squashed_sample(mean, log_std + math.log(self.cfg.std_factor), noise)
+        omega, weight = self.optimism().detach(), self.kl_weight().detach()
+        q = bound(self.critic(obs, action).float(), omega).mean(-1)
+        kl = gaussian_kl(mean, log_std, near_mean, near_log_std).mean()
+        loss = -q.mean() + weight * kl  # (6)
+        found = {"optimist/kl": kl, "optimist/optimism": omega, "optimist/kl_weight": weight}
+        return loss, {name: value.detach() for name, value in found.items()}
+
+    def alpha_loss(self, entropy: Tensor) -> Tensor:
+        target = self.cfg.target_entropy_per_action * self.actions
+        return self.alpha() * (entropy - target)  # (7)
+
+    def adjuster_loss(self, kl: Tensor) -> Tensor:
+        """Above its target, the divergence lowers omega and raises lambda."""
+        excess = kl / self.actions - self.cfg.kl_target
+        return (self.optimism() - self.kl_weight()) * excess  # (8)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
+        return state | {"updates": self.updates, "env_steps": self.env_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates, self.env_steps = state["updates"], state["env_steps"]
+
+    def _modules(self) -> list[str]:
+        names = ["gaussian", "critic", "critic_target", "alpha", "optimism", "kl_weight"]
+        return names + (["optimist"] if self.optimist is not None else [])
+
+    def _steppers(self) -> list[str]:
+        names = ["step_critic", "step_policy", "step_alpha"]
+        return names + (["step_optimist", "step_adjusters"] if self.optimist is not None else [])
+
+    def _stateful(self) -> list[str]:
+        noises = ["critic_noise", "policy_noise", "optimist_noise"]
+        return ["policy", *self._modules()[1:], *self._steppers(), *noises]

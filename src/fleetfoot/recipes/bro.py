@@ -1,0 +1,111 @@
+"""BRO recipes: replay ratio 10 (bro), 2 with one reset (bro_fast), and without optimist and resets (bro_minimal)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fleetfoot.agents.bro import BROConfig
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import AsSampledConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.nn.bronet import BroNetConfig
+from fleetfoot.nn.optimist import DeltaConfig
+from fleetfoot.optim import AdamWConfig
+from fleetfoot.pace import PaceConfig
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
+
+FULL = BROConfig()
+FAST = replace(FULL, resets=(15_001,))
+MINIMAL = replace(FULL, optimist=None, resets=())
+
+
+def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: int) -> Recipe:
+    """As published: one environment, the first update in env step 2,500, five episodes every 25,000."""
+    return Recipe(
+        name=name,
+        env=EnvPoolConfig(task=task),
+        agent=agent,
+        explorer=AsSampledConfig(random_vec_steps=2_499),
+        replay=ReplayConfig(capacity=1_000_000),
+        pace=PaceConfig(updates_per_vec_step=float(updates), warmup_vec_steps=2_499),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=25_000, episodes=5),
+        log=LogConfig(every_vec_steps=1_000),
+        checkpoint=CheckpointConfig(every_vec_steps=50_000),
+        num_envs=1,
+        batch_size=128,
+        total_vec_steps=env_steps,
+    )
+
+
+def pendulum(name: str, agent: BROConfig) -> Recipe:
+    """The tensor pendulum with small networks, replay ratio 2, learning rates of 1e-3 and one reset on the way."""
+    optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
+    small = BroNetConfig(width=64, blocks=1)
+    delta = DeltaConfig(net=replace(small, head_gain=0.01, head_bias=False))
+    agent = replace(
+        agent,
+        quantiles=20,
+        tau=0.01,
+        reward_scale=0.1,
+        resets=(751,) if agent.resets else (),
+        optimist=None if agent.optimist is None else delta,
+        policy_net=small,
+        critic_net=small,
+        policy_optim=optim,
+        critic_optim=optim,
+        optimist_optim=optim,
+    )
+    return Recipe(
+        name=name,
+        env=TensorConfig(task="pendulum"),
+        agent=agent,
+        explorer=AsSampledConfig(random_vec_steps=250),
+        replay=ReplayConfig(capacity=100_000),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=250),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=1_000, episodes=10),
+        log=LogConfig(every_vec_steps=100),
+        checkpoint=CheckpointConfig(every_vec_steps=1_000),
+        num_envs=1,
+        batch_size=128,
+        total_vec_steps=3_000,
+    )
+
+
+RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    "bro/walker-run": (
+        "dm_control walker-run, 10 updates per step",
+        lambda: dm_control("bro/walker-run", "WalkerRun-v1", FULL, 10, 1_000_000),
+    ),
+    "bro/quadruped-run": (
+        "dm_control quadruped-run, 10 updates per step",
+        lambda: dm_control("bro/quadruped-run", "QuadrupedRun-v1", FULL, 10, 1_000_000),
+    ),
+    "bro/pendulum": (
+        "pendulum swing-up written in torch, one environment",
+        lambda: pendulum("bro/pendulum", FULL),
+    ),
+    "bro_fast/walker-run": (
+        "dm_control walker-run, 2 updates per step",
+        lambda: dm_control("bro_fast/walker-run", "WalkerRun-v1", FAST, 2, 1_000_000),
+    ),
+    "bro_fast/quadruped-run": (
+        "dm_control quadruped-run, 2 updates per step",
+        lambda: dm_control("bro_fast/quadruped-run", "QuadrupedRun-v1", FAST, 2, 1_000_000),
+    ),
+    "bro_minimal/walker-run": (
+        "dm_control walker-run, no optimistic actor, no resets",
+        lambda: dm_control("bro_minimal/walker-run", "WalkerRun-v1", MINIMAL, 10, 1_000_000),
+    ),
+    "bro_minimal/pendulum": (
+        "pendulum swing-up written in torch, no optimistic actor, no resets",
+        lambda: pendulum("bro_minimal/pendulum", MINIMAL),
+    ),
+}
