@@ -41,17 +41,16 @@ class SpectralLinear(Linear):
         self.iterate_()
 
     @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
-    @torch.autocast("cuda", enabled=False)
     def iterate_(self) -> None:
         weight = self.weight
         inputs, outputs = weight.shape[-2:]
-        if inputs <= outputs:
-            u = _unit(_power(weight @ weight.mT, self.SQUARINGS) @ self.u.unsqueeze(-1))
-            v = _unit(weight.mT @ u)
-        else:
-            v = _unit(_power(weight.mT @ weight, self.SQUARINGS) @ self.v.unsqueeze(-1))
-            u = _unit(weight @ v)
+        with torch.autocast(weight.device.type, enabled=False):  # bf16 is too coarse for powers
+            if inputs <= outputs:
+                u = _unit(_power(weight @ weight.mT, self.SQUARINGS) @ self.u.unsqueeze(-1))
+                v = _unit(weight.mT @ u)
+            else:
+                v = _unit(_power(weight.mT @ weight, self.SQUARINGS) @ self.v.unsqueeze(-1))
+                u = _unit(weight @ v)
         self.u.copy_(u.squeeze(-1))
         self.v.copy_(v.squeeze(-1))
 
