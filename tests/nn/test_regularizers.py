@@ -119,9 +119,9 @@ def test_crelu_keeps_both_signs_and_the_width() -> None:
 def test_fresh_columns_are_those_of_an_orthogonal_start() -> None:
     """Second and fourth moments of an entry agree with many orthogonal matrices, for tall and for wide layers."""
     for inputs, outputs in ((8, 4), (4, 8)):
-        many = make(4000, inputs, hidden=(outputs,)).body[0]
+        many = make(1500, inputs, hidden=(outputs,)).body[0]
         assert isinstance(many, Linear)
-        normal = torch.randn(4000, 8, outputs, generator=torch.Generator().manual_seed(1))
+        normal = torch.randn(1500, 8, outputs, generator=torch.Generator().manual_seed(1))
         fresh = fresh_columns(normal, inputs)
         assert fresh.shape == many.weight.shape
         for power in (2, 4):

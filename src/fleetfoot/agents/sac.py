@@ -187,7 +187,7 @@ class SAC:
         self.norms.update(fresh.obs)
         if self.bound.learns_from == "returns":
             ended = fresh.terminated | fresh.truncated
-            self.bound.observe(fresh.reward, ended, self.bound_noise.uniform())
+            self.bound.observe(fresh.reward, ended, self.draw_shared_uniform())
         if self.initial is not None and self.updates // self._period() > self.resets:
             self.resets = self.updates // self._period()
             self.initial.restore_()
@@ -211,7 +211,7 @@ class SAC:
             metrics |= found
             self.step_bound(loss)
             self.bound.follow_(mean_slope)
-        metrics |= {"bound/beta": self.bound.beta(), "policy/alpha": self.alpha().detach()}
+        metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
         if self.redo is not None and self.updates % self._period() == 0:
             metrics["redo/restarted"] = self.restart_dormant_(batch, self.redo)
@@ -269,8 +269,12 @@ class SAC:
     @torch.no_grad()
     def restart_dormant_(self, batch: Batch, redo: ReDo) -> Tensor:
         """Returns the share of units that were dormant."""
-        dormant = redo.dormant(self.activity(batch.obs, batch.action))
+        # Where several processes learn together, all must restart the same units in the same way. The direction of a
+        # mean of normal vectors is as random as that of one of them, and ReDo uses no more than that.
+        activity = self.step_critic.reduce(self.activity(batch.obs, batch.action))
+        dormant = redo.dormant(activity)
         noise = [self.redo_noise.normal(*shape) for shape in redo.shapes()]
+        noise = self.step_critic.reduce(noise)
         redo.restart_(dormant, noise, self.step_critic.optimizer)
         share: Tensor = torch.cat(dormant, dim=-1).float().mean((-2, -1))
         return share
@@ -298,6 +302,11 @@ class SAC:
     def q(self, obs: Obs, action: Tensor) -> Tensor:
         value: Tensor = self.bound(self.critic(obs, action).float().squeeze(-1))
         return value
+
+    def draw_shared_uniform(self) -> Tensor:
+        """From [0, 1), the same in all processes that learn together: the angle of a mean of normal vectors."""
+        (plane,) = self.step_critic.reduce([self.bound_noise.normal(2)])
+        return torch.atan2(plane[..., 0], plane[..., 1]) / (2 * math.pi) % 1.0
 
     def _period(self) -> int:
         assert self.cfg.plasticity is not None

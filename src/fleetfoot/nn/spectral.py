@@ -55,7 +55,10 @@ class SpectralLinear(Linear):
         self.v.copy_(v.squeeze(-1))
 
     def normalized(self) -> Tensor:
-        sigma = self.u.unsqueeze(-2) @ self.weight @ self.v.unsqueeze(-1)  # [..., 1, 1]
+        # A sum and no product of matrices, which autocast would round to bf16.
+        sigma = (self.u.unsqueeze(-1) * self.weight * self.v.unsqueeze(-2)).sum(
+            (-2, -1), keepdim=True
+        )
         return self.weight / sigma
 
     def forward(self, x: Tensor) -> Tensor:
