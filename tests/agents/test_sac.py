@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError
+from fleetfoot.recipe import Result
 from fleetfoot.recipes.sac import COMBINATIONS, combined
 
 QUIET = LogConfig(every_vec_steps=100_000, console=False)
@@ -337,23 +339,21 @@ def test_wrong_input() -> None:
         make_agent(action=Discrete(3))
 
 
-def swing_up(name: str, folder: Path, **changes: Any) -> float:
+def swing_up(name: str, folder: Path, **changes: Any) -> Result:
     recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, **changes)
-    return train(recipe, folder).best_return
+    return train(recipe, folder)
 
 
 @pytest.mark.learning
 def test_it_swings_the_pendulum_up(tmp_path: Path) -> None:
-    assert swing_up("sac/pendulum", tmp_path, total_vec_steps=600) > -250
+    assert swing_up("sac/pendulum", tmp_path, total_vec_steps=600).best_return > -250
 
 
 @pytest.mark.slow
 def test_no_technique_breaks_learning(tmp_path: Path) -> None:
-    """Two by two by two, 10,000 env steps: the return, above that of a policy that does nothing, differs by at most a
-    fifth."""
-    names = [
-        f"{c}+{n}+{p}" for c in ("none", "cdql") for n in ("none", "ln") for p in ("none", "resets")
-    ]
-    found = {name: swing_up(f"sac/{name}", tmp_path / name) for name in names}
-    best, worst = max(found.values()), min(found.values())
-    assert best - worst < 0.2 * (best + 1_200), found
+    """Two by two by two on the pendulum, 10,000 env steps each: last returns within a fifth of each other."""
+    slots = (("none", "cdql"), ("none", "ln"), ("none", "resets"))
+    found = {}
+    for name in map("+".join, product(*slots)):
+        found[name] = swing_up(f"sac/{name}", tmp_path / name).last_return
+    assert min(found.values()) > 1.2 * max(found.values()), found
