@@ -346,7 +346,7 @@ def swing_up(name: str, folder: Path, **changes: Any) -> Result:
 
 @pytest.mark.learning
 def test_it_swings_the_pendulum_up(tmp_path: Path) -> None:
-    assert swing_up("sac/pendulum", tmp_path, total_vec_steps=600).best_return > -250
+    assert swing_up("sac/pendulum", tmp_path, total_vec_steps=350).best_return > -250
 
 
 @pytest.mark.slow

@@ -130,10 +130,10 @@ def pendulum(name: str, combination: str) -> Recipe:
     return Recipe(
         name=name,
         env=TensorConfig(task="pendulum"),
-        agent=combined(base, combination, 1_000),
+        agent=combined(base, combination, 2_000),
         explorer=AsSampledConfig(random_vec_steps=50),
         replay=ReplayConfig(capacity=100_000),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=50),
+        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=250, episodes=16),
         log=LogConfig(every_vec_steps=50),
