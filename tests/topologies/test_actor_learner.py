@@ -65,7 +65,9 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
     return replace(recipe, topology=replace(recipe.topology, **changes))
 
 
-@pytest.mark.parametrize("name", ["apex_dqn/cartpole", "apex_dpg/pendulum"])
+@pytest.mark.parametrize(
+    "name", ["apex_dqn/cartpole", "apex_dpg/pendulum", "sac/pendulum-actors/top+ln+redo"]
+)
 def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_path: Path) -> None:
     recipe = small(name, total_vec_steps=120)
     lockstep = replace(recipe, topology=ActorLearnerConfig(actors=1, lockstep=True))
@@ -284,6 +286,12 @@ def test_apex_dqn_solves_the_cartpole_with_four_actors(ray: Any, tmp_path: Path)
 def test_apex_dpg_solves_the_pendulum(ray: Any, tmp_path: Path) -> None:
     recipe = replace(recipes.get("apex_dpg/pendulum"), log=QUIET, device="cpu", threads=1)
     assert train(recipe, tmp_path / "run").best_return >= -200
+
+
+@pytest.mark.slow
+def test_sac_solves_the_pendulum_with_two_actors(ray: Any, tmp_path: Path) -> None:
+    recipe = replace(recipes.get("sac/pendulum-actors"), log=QUIET, device="cpu", threads=1)
+    assert train(recipe, tmp_path / "run").best_return >= -250
 
 
 def test_ctrl_c_on_the_command_line_leaves_no_process_behind(tmp_path: Path) -> None:

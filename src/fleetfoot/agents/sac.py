@@ -37,15 +37,17 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fleetfoot import diagnose
 from fleetfoot.agents.agent import Pattern, every
 from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.diagnose.units import is_relu
 from fleetfoot.generators import Noise
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
-from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.mlp import CReLU, MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import BoundConfig, FixedBoundConfig
 from fleetfoot.nn.redo import ReDo
@@ -110,6 +112,11 @@ class SACConfig:
         if self.plasticity is not None and self.plasticity.every_updates < 1:
             raise UserError("agent.plasticity.every_updates must be at least 1.")
         return SAC(self, spec, total_updates, seed, device)
+
+
+def is_hidden(module: nn.Module) -> bool:
+    """Gives what a hidden layer tells the next."""
+    return isinstance(module, CReLU) or is_relu(module)
 
 
 class SAC:
@@ -181,7 +188,7 @@ class SAC:
         self.norms.update(fresh.obs)
         if self.bound.learns_from == "returns":
             ended = fresh.terminated | fresh.truncated
-            self.bound.observe(fresh.reward, ended, self.bound_noise.uniform())
+            self.bound.observe(fresh.reward, ended, self.draw_shared_uniform())
         if self.initial is not None and self.updates // self._period() > self.resets:
             self.resets = self.updates // self._period()
             self.initial.restore_()
@@ -205,7 +212,7 @@ class SAC:
             metrics |= found
             self.step_bound(loss)
             self.bound.follow_(mean_slope)
-        metrics |= {"bound/beta": self.bound.beta(), "policy/alpha": self.alpha().detach()}
+        metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
         if self.redo is not None and self.updates % self._period() == 0:
             metrics["redo/restarted"] = self.restart_dormant_(batch, self.redo)
@@ -247,7 +254,8 @@ class SAC:
         return loss, {"policy/loss": loss.detach(), "policy/entropy": entropy}, entropy
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
-        return self.alpha() * (entropy - self.target_entropy)  # (5)
+        loss: Tensor = self.alpha() * (entropy - self.target_entropy)  # (5)
+        return loss
 
     def bound_loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         loss, mean_gap, mean_slope = self.bound.loss(gap, slope)  # (6)
@@ -256,16 +264,50 @@ class SAC:
     def activity(self, obs: Obs, action: Tensor) -> list[Tensor]:
         """How active each hidden unit of the critics is, [E, H] per layer, for `restart_dormant_`."""
         assert self.redo is not None
-        return self.redo.activity(torch.cat([self.critic.encoder(obs), action], dim=-1))
+        inputs: Tensor = torch.cat([self.critic.encoder(obs), action], dim=-1)
+        return self.redo.activity(inputs)
 
     @torch.no_grad()
     def restart_dormant_(self, batch: Batch, redo: ReDo) -> Tensor:
         """Returns the share of units that were dormant."""
-        dormant = redo.dormant(self.activity(batch.obs, batch.action))
+        # Where several processes learn together, all must restart the same units in the same way. The direction of a
+        # mean of normal vectors is as random as that of one of them, and ReDo uses no more than that.
+        activity = self.step_critic.reduce(self.activity(batch.obs, batch.action))
+        dormant = redo.dormant(activity)
         noise = [self.redo_noise.normal(*shape) for shape in redo.shapes()]
+        noise = self.step_critic.reduce(noise)
         redo.restart_(dormant, noise, self.step_critic.optimizer)
         share: Tensor = torch.cat(dormant, dim=-1).float().mean((-2, -1))
         return share
+
+    @torch.no_grad()
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        found = diagnose.plasticity(self.critic, batch.obs, batch.action, which=is_hidden)
+        critic = {f"critic/{name}": value for name, value in found.items()}
+        found = diagnose.plasticity(self.gaussian, batch.obs, which=is_hidden)
+        policy = {f"policy/{name}": value for name, value in found.items()}
+        if held_out is None:
+            return critic | policy
+        training, apart = (self._examine(rows) for rows in (batch, held_out))
+        ratio, difference = diagnose.overfitting(training, apart)
+        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+
+    def _examine(self, batch: Batch) -> Tensor:
+        """The loss (2), as an update would find it, with noise that no update draws."""
+        noise = Noise(self.updates, self.critic_noise.device).normal(
+            len(batch.reward), self.actions
+        )
+        return SAC.critic_loss(self, batch, noise)[0]  # not the compiled one
+
+    @torch.no_grad()
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        value: Tensor = self.bound(self.critic(obs, action).float().squeeze(-1))
+        return value
+
+    def draw_shared_uniform(self) -> Tensor:
+        """From [0, 1), the same in all processes that learn together: the angle of a mean of normal vectors."""
+        (plane,) = self.step_critic.reduce([self.bound_noise.normal(2)])
+        return torch.atan2(plane[..., 0], plane[..., 1]) / (2 * math.pi) % 1.0
 
     def _period(self) -> int:
         assert self.cfg.plasticity is not None

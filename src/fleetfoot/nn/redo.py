@@ -74,16 +74,17 @@ class ReDo:
     ) -> None:
         """Restart the dormant units. `optimizer` is Adam or one that keeps its means under the same names."""
         for hidden, asleep, normal in zip(self.hidden, dormant, noise, strict=True):
-            incoming, outgoing = asleep.unsqueeze(-2), asleep.unsqueeze(-1)
             weight, bias = hidden.layer.weight, hidden.layer.bias
             assert bias is not None
-            _put(weight, incoming, fresh_columns(normal, weight.shape[-2]), optimizer)
+            _put(weight, asleep.unsqueeze(-2), fresh_columns(normal, weight.shape[-2]), optimizer)
             _put(bias, asleep, 0.0, optimizer)
             if hidden.norm is not None:
                 shape = hidden.norm.weight.shape
                 _put(hidden.norm.weight, asleep.reshape(shape), 1.0, optimizer)
                 _put(hidden.norm.bias, asleep.reshape(shape), 0.0, optimizer)
-            _put(hidden.after.weight, outgoing, 0.0, optimizer)
+        # At the end, since a layer's outgoing weights are the incoming ones of the next.
+        for hidden, asleep in zip(self.hidden, dormant, strict=True):
+            _put(hidden.after.weight, asleep.unsqueeze(-1), 0.0, optimizer)
         self.network.constrain_()
 
 

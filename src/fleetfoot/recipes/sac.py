@@ -118,22 +118,22 @@ def dm_control(
 
 def pendulum(name: str, combination: str) -> Recipe:
     """The tensor pendulum with small networks, ten environments and one reset on the way."""
-    optim = AdamConfig(lr=1e-3)
+    optim = AdamConfig(lr=3e-3)
     base = SACConfig(
-        tau=0.02,
+        tau=0.05,
         policy_net=MLPConfig(hidden=(64, 64), start="orthogonal"),
         critic_net=MLPConfig(hidden=(64, 64), start="orthogonal"),
         policy_optim=optim,
         critic_optim=optim,
-        alpha_optim=optim,
+        alpha_optim=AdamConfig(lr=1e-2),
     )
     return Recipe(
         name=name,
         env=TensorConfig(task="pendulum"),
-        agent=combined(base, combination, 800),
+        agent=combined(base, combination, 2_000),
         explorer=AsSampledConfig(random_vec_steps=50),
         replay=ReplayConfig(capacity=100_000),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=50),
+        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=250, episodes=16),
         log=LogConfig(every_vec_steps=50),

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
+from fleetfoot import recipes, train
+from fleetfoot.agents.sac import SAC, ReDoConfig, ResetsConfig, SACConfig
+from fleetfoot.data import Batch, Discrete
+from fleetfoot.log import LogConfig
+from fleetfoot.nn.linear import LayerNorm, Linear
+from fleetfoot.nn.mlp import MLP, MLPConfig
+from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
+from fleetfoot.nn.spectral import SpectralLinear
+from fleetfoot.ops.squash import squashed_sample
+from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.pace import PaceConfig
+from fleetfoot.part import UserError
+from fleetfoot.recipe import Result
+from fleetfoot.recipes.sac import COMBINATIONS, combined
+
+QUIET = LogConfig(every_vec_steps=100_000, console=False)
+NET = MLPConfig(hidden=(16, 16), start="orthogonal")
+SMALL = SACConfig(policy_net=NET, critic_net=NET, alpha=0.2, tau=0.1)
+
+
+def make_agent(cfg: SACConfig = SMALL, seed: int = 0, **spec: Any) -> SAC:
+    return cfg.build(make_spec(**spec), gamma=0.9, total_updates=100, seed=seed, device=CPU)
+
+
+def make_combination(name: str, every: int = 5) -> SAC:
+    cfg = combined(SMALL, name, every)
+    if isinstance(cfg.plasticity, ReDoConfig):
+        cfg = replace(cfg, plasticity=ReDoConfig(every_updates=every))
+    return make_agent(cfg)
+
+
+def run(agent: SAC, updates: int) -> dict[str, Tensor]:
+    """Updates on random rows, with an episode of four vec steps in between."""
+    found: dict[str, Tensor] = {}
+    for seed in range(updates):
+        step = make_transition(make_spec(), seed)
+        ended = torch.full_like(step.terminated, seed % 4 == 3)
+        agent.observe(step._replace(truncated=ended, terminated=~ended & ended))
+        found |= agent.update(make_batch(make_spec(), rows=32, seed=seed)).metrics
+    return found
+
+
+def weights(agent: SAC) -> list[Tensor]:
+    modules = (agent.gaussian, agent.critic, agent.critic_target, agent.alpha, agent.bound)
+    return [t.detach().clone() for m in modules for t in (*m.parameters(), *m.buffers())]
+
+
+def hidden_layers(agent: SAC) -> list[Linear]:
+    assert isinstance(agent.critic.net, MLP)
+    return [m for m in agent.critic.net.body if isinstance(m, Linear)]
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_one_update_by_hand(beta: float) -> None:
+    cfg = replace(SMALL, bound=FixedBoundConfig(beta=beta))
+    agent, batch = make_agent(cfg), make_batch(make_spec(), rows=8)
+    noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
+    loss, _, td_error, gap, _ = agent.critic_loss(batch, noise)
+    with torch.no_grad():
+        action, log_prob = squashed_sample(*agent.gaussian(batch.next_obs), noise)
+        next_q = agent.critic_target(batch.next_obs, action)[..., 0]
+        q = agent.critic(batch.obs, batch.action)[..., 0]
+    total = 0.0
+    for row in range(8):
+        one, two = next_q[0, row], next_q[1, row]
+        value = min(one, two) if beta else (one + two) / 2
+        y = batch.reward[row] + batch.discount[row] * (value - 0.2 * log_prob[row])
+        total += float(batch.weight[row] * ((q[0, row] - y) ** 2 + (q[1, row] - y) ** 2)) / 8
+        assert gap[row].item() == pytest.approx(float(y - q[:, row].mean()), abs=1e-5)
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+    torch.testing.assert_close(td_error, gap.abs())
+
+    loss, _, entropy = agent.policy_loss(batch.obs, noise)
+    with torch.no_grad():
+        action, log_prob = squashed_sample(*agent.gaussian(batch.obs), noise)
+        q = agent.critic(batch.obs, action)[..., 0]
+        value = q.amin(0) if beta else q.mean(0)
+    assert loss.item() == pytest.approx((0.2 * log_prob - value).mean().item(), rel=1e-4)
+    assert entropy.item() == pytest.approx(-log_prob.mean().item(), rel=1e-5)
+    assert agent.alpha_loss(entropy).item() == pytest.approx(0.2 * (entropy.item() + 1.0), rel=1e-5)
+
+
+def test_an_update_changes_everything_once_and_the_target_slowly() -> None:
+    agent, batch = make_agent(), make_batch(make_spec())
+    old = [p.detach().clone() for p in agent.critic_target.parameters()]
+    metrics = agent.update(batch).metrics
+    for was, new, now in zip(
+        old, agent.critic.parameters(), agent.critic_target.parameters(), strict=True
+    ):
+        torch.testing.assert_close(now, 0.9 * was + 0.1 * new)
+    # Adam's first step has the length of the learning rate; alpha falls where the entropy is above its target, -1.
+    step = math.copysign(3e-4, -1.0 - metrics["policy/entropy"].item())
+    assert agent.alpha.log_alpha.item() == pytest.approx(math.log(0.2) + step, abs=1e-6)
+    assert agent.updates == 1
+
+
+def check_all_run(updates: int) -> None:
+    assert len(set(COMBINATIONS)) == 64
+    for name in COMBINATIONS:
+        agent = make_combination(name)
+        before = weights(agent)
+        found = run(agent, updates)
+        assert all(value.isfinite().all() for value in found.values()), (name, found)
+        assert all(each.isfinite().all() for each in weights(agent)), name
+        assert any(not torch.equal(a, b) for a, b in zip(before, weights(agent), strict=True)), name
+
+
+def test_all_64_combinations_learn_and_stay_finite() -> None:
+    check_all_run(6)
+
+
+@pytest.mark.slow
+def test_all_64_combinations_stay_finite_for_200_updates() -> None:
+    check_all_run(200)
+
+
+def test_layer_norm_is_between_layer_and_relu_of_the_critics() -> None:
+    agent = make_combination("none+ln+none")
+    assert isinstance(agent.critic.net, MLP)
+    kinds = [type(m) for m in agent.critic.net.body]
+    assert kinds == [Linear, LayerNorm, torch.nn.ReLU] * 2
+    x = agent.critic.net.body[:2](torch.randn(50, 5))  # [E, B, H] before the ReLU
+    torch.testing.assert_close(x.mean(-1), torch.zeros(2, 50), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x.std(-1, correction=0), torch.ones(2, 50), atol=1e-2, rtol=0)
+
+
+def test_spectral_norms_are_one_in_critic_and_target_also_while_learning() -> None:
+    agent = make_combination("cdql+sn+none")
+    run(agent, 20)
+    assert isinstance(agent.critic_target.net, MLP)
+    targets = [m for m in agent.critic_target.net.body if isinstance(m, SpectralLinear)]
+    for layer in [*hidden_layers(agent), *targets]:
+        assert isinstance(layer, SpectralLinear)
+        norm = torch.linalg.matrix_norm(layer.normalized(), 2)
+        torch.testing.assert_close(norm, torch.ones(2), atol=1e-3, rtol=0)
+        assert torch.linalg.matrix_norm(layer.weight, 2).min() > 1.2
+
+
+def test_weight_decay_shrinks_the_critics() -> None:
+    sizes = {}
+    for decay in (0.0, 50.0):
+        optim = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=decay)
+        agent = make_agent(replace(SMALL, critic_optim=optim))
+        run(agent, 10)
+        sizes[decay] = torch.cat([p.flatten() for p in agent.critic.parameters()]).norm().item()
+    # Ten times 1 - 3e-4 * 50.
+    assert sizes[50.0] / sizes[0.0] == pytest.approx((1 - 3e-4 * 50) ** 10, rel=0.02)
+    recipe = recipes.get("sac/none+wd+none").agent
+    assert isinstance(recipe, SACConfig)
+    assert isinstance(recipe.critic_optim, AdamWConfig)
+    assert recipe.critic_optim.weight_decay == 0.01
+
+
+def test_resets_are_counted_in_updates_and_bring_back_everything_that_was_learned() -> None:
+    agent, fresh = make_combination("gpl+ln+resets"), make_combination("gpl+ln+resets")
+    step = make_transition(make_spec(), 0)
+    for seed in range(4):
+        agent.update(make_batch(make_spec(), rows=32, seed=seed))
+        agent.observe(step)
+    assert agent.resets == 0
+    agent.update(make_batch(make_spec(), rows=32, seed=9))
+    for _ in range(3):
+        agent.observe(step)
+        assert agent.resets == 1
+    for name in ("gaussian", "critic", "critic_target", "alpha", "bound"):
+        for now, then in zip(
+            getattr(agent, name).parameters(), getattr(fresh, name).parameters(), strict=True
+        ):
+            assert torch.equal(now, then), name
+    for stepper in (agent.step_critic, agent.step_policy, agent.step_alpha, agent.step_bound):
+        assert stepper is not None
+        state = stepper.optimizer.state
+        assert all(not kept.any() for each in state.values() for kept in each.values())
+    # From here on it learns as a new one does, but for the noise it has drawn and the slope it has seen.
+    for noise in ("critic_noise", "policy_noise"):
+        getattr(fresh, noise).load_state_dict(getattr(agent, noise).state_dict())
+    batch = make_batch(make_spec(), rows=32, seed=3)
+    for one in (agent, fresh):
+        one.update(batch)
+    for now, then in zip(agent.critic.parameters(), fresh.critic.parameters(), strict=True):
+        torch.testing.assert_close(now, then, atol=1e-5, rtol=1e-4)
+
+
+def test_redo_revives_killed_units_and_leaves_the_target_alone() -> None:
+    net = MLPConfig(hidden=(100, 100), start="orthogonal")
+    cfg = replace(SMALL, critic_net=net, plasticity=ReDoConfig(every_updates=10), tau=1e-6)
+    agent = make_agent(cfg)
+    big = make_batch(make_spec(), rows=256, seed=1)
+    with torch.no_grad():
+        for layer in hidden_layers(agent):
+            assert layer.bias is not None
+            layer.bias[:, :30] = -100.0
+    found = agent.diagnose(big, None)
+    assert found["critic/dormant"].item() == pytest.approx(0.30, abs=0.02)
+    target = [p.clone() for p in agent.critic_target.parameters()]
+    assert agent.pattern(12) == (False,) * 9 + (True,) + (False,) * 2
+    shares = []
+    for seed in range(30):
+        metrics = agent.update(make_batch(make_spec(), rows=256, seed=seed)).metrics
+        shares += [metrics["redo/restarted"].item()] if "redo/restarted" in metrics else []
+    assert shares[0] == pytest.approx(0.30, abs=0.02)
+    assert len(shares) == 3
+    assert shares[1] < 0.02
+    assert agent.diagnose(big, None)["critic/dormant"].item() < 0.02
+    for was, now in zip(target, agent.critic_target.parameters(), strict=True):
+        torch.testing.assert_close(was, now, atol=1e-2, rtol=0)
+
+
+def test_crelu_halves_the_units_and_keeps_the_features() -> None:
+    agent = make_combination("none+none+crelu")
+    assert [layer.weight.shape for layer in hidden_layers(agent)] == [(2, 5, 8), (2, 16, 8)]
+    found = agent.diagnose(make_batch(make_spec(), rows=64), None)
+    assert found["critic/dormant"].item() < 0.2
+
+
+def test_gpl_moves_beta_towards_smaller_gaps() -> None:
+    cfg = replace(
+        SMALL,
+        bound=LearnedBoundConfig(learns_from="batch", beta=0.5, normalize=False),
+        bound_optim=AdamConfig(lr=0.1),
+    )
+    for shift, sign in ((30.0, 1), (-30.0, -1)):
+        agent = make_agent(cfg)
+        batch = make_batch(make_spec(), rows=64)
+        found = agent.update(batch._replace(reward=batch.reward + shift)).metrics
+        assert found["bound/gap"].item() * sign > 0
+        assert agent.bound.beta().item() == pytest.approx(0.5 + 0.1 * sign, abs=1e-3)
+
+
+def test_top_changes_its_arm_with_training_episodes_and_nothing_else() -> None:
+    agent = make_combination("top+none+none")
+    seen = set()
+    for seed in range(60):
+        step = make_transition(make_spec(), seed)
+        ended = torch.full_like(step.terminated, seed % 2 == 1)
+        before = agent.bound.beta().item()
+        agent.observe(step._replace(truncated=ended, terminated=~ended & ended))
+        assert agent.bound.beta().item() == before or ended.all()
+        seen.add(agent.bound.beta().item())
+    assert seen == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["gpl+sn+redo", "top+ln+resets", "none+wd+crelu"])
+def test_saved_and_restored_agents_go_on_exactly(name: str) -> None:
+    one, two = make_combination(name), make_combination(name)
+    run(one, 6)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    for agent in (one, two):
+        run(agent, 6)
+    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(two), strict=True))
+    assert one.resets == two.resets
+
+
+class Whole(torch.nn.Module):
+    """The modules of an agent as one, so that all its weights can be replaced at once."""
+
+    def __init__(self, agent: SAC):
+        super().__init__()
+        self.gaussian, self.critic, self.critic_target = (
+            agent.gaussian,
+            agent.critic,
+            agent.critic_target,
+        )
+        self.alpha, self.bound = agent.alpha, agent.bound
+        self.agent = (agent,)  # not a module
+
+    def forward(self, batch: Batch, noise: Tensor) -> tuple[Tensor, ...]:
+        (agent,) = self.agent
+        loss, _, _, gap, slope = agent.critic_loss(batch, noise)
+        found = [loss, agent.policy_loss(batch.obs, noise)[0]]
+        if agent.step_bound is not None:
+            found.append(agent.bound_loss(gap, slope)[0])
+        if agent.redo is not None:
+            found.append(torch.stack(agent.activity(batch.obs, batch.action)).sum())
+        return tuple(found)
+
+
+@pytest.mark.parametrize("name", ["gpl+sn+redo", "top+ln+none", "none+none+crelu"])
+def test_the_losses_of_several_seeds_can_be_computed_as_one(name: str) -> None:
+    cfg = combined(SMALL, name, 5)
+    wholes = [Whole(make_agent(cfg, seed)) for seed in (0, 1, 2)]
+    weights, buffers = torch.func.stack_module_state(wholes)  # type: ignore[arg-type]
+    batch, noise = make_batch(make_spec()), torch.randn(6, 2)
+
+    def one(w: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return torch.func.functional_call(wholes[0], (w, b), (batch, noise))
+
+    together = torch.func.vmap(one)(weights, buffers)
+    for i, whole in enumerate(wholes):
+        for found, alone in zip(together, whole(batch, noise), strict=True):
+            torch.testing.assert_close(found[i], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_names_of_recipes() -> None:
+    for name in COMBINATIONS:
+        recipe = recipes.get(f"sac/dog-stand/{name}")
+        assert recipe.name == f"sac/dog-stand/{name}"
+    assert recipes.get("sac/cdql+ln+resets").env == recipes.get("sac/pendulum").env
+    plain = recipes.get("sac/dog-stand").agent
+    assert plain == recipes.get("sac/dog-stand/cdql+none+none").agent
+    agent = recipes.get("sac/none+ln+resets").agent
+    assert isinstance(agent, SACConfig)
+    assert agent.bound == FixedBoundConfig(beta=0.0)
+    assert isinstance(agent.plasticity, ResetsConfig)
+    assert sum(name.startswith("sac/") for name in recipes.names()) < 15
+    for wrong, said in (
+        ("sac/cdql+lm+resets", r"Did you mean .*cdql\+ln\+resets"),
+        ("sac/dog-stnd/cdql+ln+none", "sac/dog-stand"),
+        ("sac/dog-stand/ln", r"CRITIC\+NETWORK\+PLASTICITY"),
+        ("sac/pendulum/none+ln+none/x", "no recipe"),
+    ):
+        with pytest.raises(UserError, match=said):
+            recipes.get(wrong)
+
+
+def test_wrong_input() -> None:
+    for changes, said in (
+        ({"tau": 0.0}, "tau"),
+        ({"critics": 1}, "critics"),
+        ({"plasticity": ReDoConfig(every_updates=0)}, "every_updates"),
+        ({"bound": LearnedBoundConfig()}, "held out"),
+    ):
+        with pytest.raises(UserError, match=said):
+            make_agent(replace(SMALL, **changes))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="continuous actions"):
+        make_agent(action=Discrete(3))
+
+
+def swing_up(name: str, folder: Path, **changes: Any) -> Result:
+    recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, **changes)
+    return train(recipe, folder)
+
+
+@pytest.mark.learning
+def test_it_swings_the_pendulum_up(tmp_path: Path) -> None:
+    pace = PaceConfig(
+        updates_per_vec_step=2.0, warmup_vec_steps=50
+    )  # half the recipe's: less to compute
+    result = swing_up("sac/pendulum", tmp_path, pace=pace, total_vec_steps=500)
+    assert result.best_return > -250
+
+
+@pytest.mark.slow
+def test_no_technique_breaks_learning(tmp_path: Path) -> None:
+    """Two by two by two on the pendulum, 10,000 env steps each: last returns within a fifth of each other."""
+    slots = (("none", "cdql"), ("none", "ln"), ("none", "resets"))
+    found = {}
+    for name in map("+".join, product(*slots)):
+        found[name] = swing_up(f"sac/{name}", tmp_path / name).last_return
+    assert min(found.values()) > 1.2 * max(found.values()), found
