@@ -116,13 +116,7 @@ class BROConfig:
 
 
 class BRO:
-    losses: ClassVar[tuple[str, ...]] = (
-        "critic_loss",
-        "policy_loss",
-        "optimist_loss",
-        "alpha_loss",
-        "adjuster_loss",
-    )
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
 
     def __init__(
         self,
