@@ -232,7 +232,8 @@ def test_a_reset_starts_everything_anew_and_keeps_the_replay(tmp_path: Path) -> 
     recipe = recipes.get("bro/pendulum")
     agent = replace(SMALL, resets=(45,))
     pace = replace(recipe.pace, updates_per_vec_step=0.5, warmup_vec_steps=10)
-    run = Run.build(replace(recipe, agent=agent, pace=pace, batch_size=8), tmp_path, None)
+    recipe = replace(recipe, agent=agent, pace=pace, batch_size=8, num_envs=1)
+    run = Run.build(recipe, tmp_path, None)
     learner = run.agent
     assert isinstance(learner, BRO)
     fresh = weights(learner)
