@@ -325,5 +325,5 @@ def test_learns_from_one_environment_at_replay_ratio_two(tmp_path: Path) -> None
     recipe = recipes.get("bro/pendulum")
     assert isinstance(recipe.agent, BROConfig)
     agent = replace(recipe.agent, critic_net=BroNetConfig(width=128, blocks=1))
-    recipe = replace(recipe, agent=agent, num_envs=1, total_vec_steps=3_000)
+    recipe = replace(recipe, agent=agent, num_envs=1, total_vec_steps=2_000)
     assert train(recipe, tmp_path / "run").best_return >= -200
