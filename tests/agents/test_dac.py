@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
-from fleetfoot import recipes, train
+from fleetfoot import recipes
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DAC, DACConfig
 from fleetfoot.data import Continuous, Discrete, Obs
+from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.nn.controller import ExpConfig
+from fleetfoot.nn.gaussian import Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
 from fleetfoot.optim import AdamConfig
 from fleetfoot.part import UserError
+from fleetfoot.topologies.run import Run
+from fleetfoot.topologies.synchronous import vec_steps
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
 SMALL = DACConfig(
@@ -298,6 +302,29 @@ def test_wrong_input() -> None:
     assert BROConfig().std_factor == 0.75  # the other user of the same parts
 
 
+@torch.no_grad()
+def visited(behaviour: nn.Module) -> Tensor:
+    """The standard deviation of each observed number over an episode of 64 pendulums."""
+    env = TensorConfig(task="pendulum").build(64, 123, CPU)
+    obs, random, seen = env.reset(), torch.Generator().manual_seed(0), []
+    for _ in range(200):
+        seen.append(obs.actor)
+        obs = env.step(behaviour(obs, torch.randn(64, 1, generator=random))).obs
+    return torch.cat(seen).std(0)
+
+
 @pytest.mark.learning
-def test_learns_the_pendulum(tmp_path: Path) -> None:
-    assert train(recipes.get("dac/pendulum"), tmp_path / "run").best_return >= -200
+def test_learns_the_pendulum_and_explores_more_widely_than_its_policy_would(tmp_path: Path) -> None:
+    run = Run.build(recipes.get("dac/pendulum"), tmp_path, None)
+    agent = run.agent
+    assert isinstance(agent, DAC)
+    steps = vec_steps(run, overlap=False)
+    for _ in range(500):
+        next(steps)
+    # From the same weights, so that how well either has learned plays no part.
+    assert visited(agent.behaviour).sum() > 1.05 * visited(Sampled(agent.gaussian)).sum()
+    for _ in range(500):
+        next(steps)
+    steps.close()
+    run.close()
+    assert run.best_return >= -200

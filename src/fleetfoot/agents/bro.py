@@ -116,13 +116,7 @@ class BROConfig:
 
 
 class BRO:
-    losses: ClassVar[tuple[str, ...]] = (
-        "critic_loss",
-        "policy_loss",
-        "optimist_loss",
-        "alpha_loss",
-        "adjuster_loss",
-    )
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
 
     def __init__(
         self,
@@ -141,7 +135,6 @@ class BRO:
         with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
             torch.manual_seed(seed)
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             gains = (math.sqrt(2.0), 1.0)
             self.gaussian = Gaussian(gaze, cfg.policy_net, actions, head_gains=gains, **bounds)

@@ -127,13 +127,7 @@ class DACConfig:
 
 
 class DAC:
-    losses: ClassVar[tuple[str, ...]] = (
-        "critic_loss",
-        "policy_loss",
-        "optimist_loss",
-        "alpha_loss",
-        "adjuster_loss",
-    )
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
     modules: ClassVar = (
         "gaussian",
         "critic",
