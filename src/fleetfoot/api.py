@@ -63,6 +63,7 @@ OWN_PARTS = (
     "fleetfoot.envs.tensor",
     "fleetfoot.envs.atari",  # without ale-py too: only building needs it
     "fleetfoot.envs.envpool",  # nor EnvPool for this
+    "fleetfoot.envs.humanoid_bench",
     "fleetfoot.envs.playground",  # and this one without JAX
     "fleetfoot.envs.mjlab",  # without mjlab too
     "fleetfoot.envs.isaac_lab",

@@ -26,6 +26,7 @@ PACKAGES = (
     "mujoco-mjx",
     "playground",
     "warp-lang",
+    "envpool",
 )
 
 

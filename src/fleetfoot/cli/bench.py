@@ -31,6 +31,10 @@ BENCHMARKS = {
         "a whole training loop: vec steps per second and where their time goes",
     ),
     "atari": ("fleetfoot.bench.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
+    "envpool": (
+        "fleetfoot.bench.envpool:bench_envpool",
+        "EnvPool: our adapter and the bare EnvPool",
+    ),
     "mjlab": (
         "fleetfoot.bench.mjlab:bench_mjlab",
         "mjlab: our adapter and mjlab's own environment",

@@ -30,7 +30,16 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import atari, envpool, gym, mjlab, mujoco, playground, tensor
+    from fleetfoot.envs import (
+        atari,
+        envpool,
+        gym,
+        humanoid_bench,
+        mjlab,
+        mujoco,
+        playground,
+        tensor,
+    )
 
     console = Console()
     if options.what == "playground":
@@ -72,6 +81,9 @@ def run(args: list[str], imports: list[str]) -> int:
         table.add_row(
             "EnvPoolConfig", "--env.task", f"{some}, ... (fleetfoot list envpool names all)"
         )
+        table.add_row("EnvPoolTasksConfig", "--env.set", ", ".join(envpool.SETS))
+        some = f"a robot and a task: {humanoid_bench.names()[0]}, h1hand-walk, ..."
+        table.add_row("HumanoidBenchConfig", "--env.task", f"{some}, where it is installed")
         try:
             tasks = ", ".join(mjlab.names())
         except UserError as missing:

@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     "bench": (
         "fleetfoot.cli.bench",
-        "measure: fleetfoot bench env | atari | apex | replay | peers",
+        "measure: fleetfoot bench env | atari | envpool | apex | replay | peers",
     ),
 }
 

@@ -12,14 +12,10 @@ What is done here because EnvPool (version 1.2.5) does otherwise:
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import importlib
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
-from fleetfoot.envs.envpool_tasks import keys_of, seconds_of
+from fleetfoot.envs.envpool_pool import Pool, Seen, TaskKind, names
+from fleetfoot.envs.envpool_tasks import SETS
 from fleetfoot.envs.mujoco_physics import usable_cores
 from fleetfoot.part import UserError, nearest, part
 
-UNBOUNDED = 1e9  # EnvPool writes an action without bounds as one with huge ones
-PICTURE = (480, 360)  # width and height
-SUCCESS = ("info:success", "info:solved")  # Meta-World's name and MyoSuite's
+__all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 
 
 @part
@@ -50,7 +45,7 @@ class EnvPoolConfig:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        check_common(self.action_repeat, self.max_episode_steps, self.threads)
+        _check(self)
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
         if num_envs < 1:
@@ -64,197 +59,57 @@ class EnvPoolConfig:
         return self
 
 
-def check_common(action_repeat: int, max_episode_steps: int, threads: int) -> None:
-    for name, value, least in (
-        ("action_repeat", action_repeat, 1),
-        ("max_episode_steps", max_episode_steps, 0),
-        ("threads", threads, 0),
-    ):
-        if value < least:
-            raise UserError(f"env.{name} is at least {least}, not {value}.")
+@part
+class EnvPoolTasksConfig:
+    """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives one's own."""
 
+    set: str = "mt10"  # mt10, mt50, dogs, humanoids, dogs_and_humanoids; empty: `tasks`
+    tasks: tuple[str, ...] = ()  # EnvPool's ids, where `set` is empty
+    action_repeat: int = 1
+    max_episode_steps: int = 0  # of every task; 0: each its own
+    threads: int = 0
+    kwargs: dict[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # to `envpool.make` of every task
 
-def names() -> list[str]:
-    """EnvPool's ids, sorted."""
-    return sorted(_load().list_all_envs())
-
-
-class TaskKind:
-    """What one of EnvPool's tasks looks like: its observations, actions and limit. Makes the environments too."""
-
-    def __init__(self, task: str, kwargs: dict[str, Any], max_episode_steps: int = 0) -> None:
-        envpool = _load()
-        if task not in envpool.list_all_envs():
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.set and self.set not in SETS:
+            known = ", ".join(SETS)
             raise UserError(
-                f"EnvPool has no task {task!r}.{nearest(task, envpool.list_all_envs())} "
-                "`fleetfoot list envpool` names them all."
+                f"no set of tasks is named {self.set!r}; there are {known}.{nearest(self.set, SETS)} "
+                "For tasks of your own: --env.set '' --env.tasks ID ID ..."
             )
-        self.task = task
-        module: str = envpool.registration.registry.specs[task][0]
-        family = module.rpartition(".")[2]
-        self.mujoco = module.startswith("envpool.mujoco.")
-        self.camera = 0 if family == "dmc" else -1  # dm_control's first camera goes with the robot
-        # As in MT1, MT10 and the goal-observable environments of the papers; EnvPool's default hides the goal.
-        visible = {"partially_observable": False} if family == "metaworld" else {}
-        self.kwargs = visible | kwargs
-        try:
-            spec = envpool.make_spec(task, **self.kwargs)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise UserError(f"{task} cannot be made with kwargs {kwargs}: {error}") from None
-        config = spec.config._asdict()
-        if config["max_num_players"] != 1:
-            raise UserError(f"{task} has several players; only tasks for one are understood.")
-        self.limit = max_episode_steps or int(config["max_episode_steps"])
-        self.seconds = seconds_of(task, family, config)
-        self._read_observations(spec.state_array_spec)
-        self._read_actions(spec)
-        self.success = next((key for key in SUCCESS if key in spec.state_array_spec), None)
+        if bool(self.set) == bool(self.tasks):
+            raise UserError("give either env.set or env.tasks, and leave the other empty.")
+        if len(set(self.tasks)) != len(self.tasks) or len(self.tasks) == 1:
+            raise UserError(f"env.tasks are two or more, each named once, not {self.tasks}.")
 
-    def _read_observations(self, declared: dict[str, Any]) -> None:
-        found = {
-            key.removeprefix("obs:"): value
-            for key, value in declared.items()
-            if key.partition(":")[0] == "obs"
-        }
-        keys = keys_of(self.task, list(found))
-        self.image = [found[key].dtype for key in keys] == [np.uint8] and len(
-            found[keys[0]].shape
-        ) == 3
-        self.obs_shape: tuple[int, ...]
-        self.critic_size: int | None = None
-        self.layout: list[tuple[str, int, int]] = []  # key, first and last column
-        if self.image:
-            self.obs_shape = tuple(int(size) for size in found[keys[0]].shape)
-            self.layout = [(self._full(keys[0]), 0, 0)]
-            return
-        if {"state", "privileged_state"} <= set(keys):
-            keys = ["state"]
-            self.critic_size = math.prod(found["privileged_state"].shape)
-        at = 0
-        for key in keys:
-            size = math.prod(found[key].shape)
-            if not np.issubdtype(found[key].dtype, np.number) or size < 0:
-                raise UserError(
-                    f"{self.task} has observations {key!r} of {found[key].dtype} {found[key].shape}; "
-                    "only numbers of a fixed size and single images are understood."
-                )
-            self.layout.append((self._full(key), at, at + size))
-            at += size
-        self.obs_shape = (at,)
-
-    @staticmethod
-    def _full(key: str) -> str:
-        return key if key == "obs" else f"obs:{key}"
-
-    def _read_actions(self, spec: Any) -> None:
-        declared = list(spec.action_array_spec.items())[2:]  # after env_id and players.env_id
-        one = declared[0][1] if len(declared) == 1 else None
-        self.action: Action
-        self.half = self.middle = np.zeros(0)
-        if one is not None and np.issubdtype(one.dtype, np.integer) and len(one.shape) <= 1:
-            self.action = Discrete(int(one.maximum) - int(one.minimum) + 1)
-            self.first = int(one.minimum)
-        elif one is not None and np.issubdtype(one.dtype, np.floating) and len(one.shape) == 2:
-            space = spec.gymnasium_action_space
-            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            if max(-low.min(), high.max()) > UNBOUNDED:
-                raise UserError(f"{self.task} has actions without bounds.")
-            self.action = Continuous(int(one.shape[1]))
-            self.half, self.middle = (high - low) / 2, (high + low) / 2
-        else:
-            kinds = ", ".join(f"{key} {value.dtype} {value.shape}" for key, value in declared)
-            raise UserError(f"{self.task} has actions {kinds}; a vector or one choice is needed.")
-        self.action_dtype = one.dtype
-
-    def convert(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Rows of actions of this library, as many columns as this task has -> EnvPool's."""
-        if isinstance(self.action, Discrete):
-            return np.asarray(action + self.first, dtype=self.action_dtype)
-        return np.asarray(np.clip(action, -1, 1) * self.half + self.middle, self.action_dtype)
-
-    def make(self, seeds: Sequence[int], threads: int) -> Any:
-        return _load().make(
-            self.task,
-            env_type="gymnasium",
-            num_envs=len(seeds),
-            num_threads=min(threads, len(seeds)),
-            env_seed=list(seeds),
-            **{**self.kwargs, "max_episode_steps": self.limit + 1},
+    def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
+        if num_envs < 1:
+            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+        ids = self.tasks or SETS[self.set]
+        kinds = [TaskKind(task, self.kwargs, self.max_episode_steps) for task in ids]
+        name = f"envpool/{self.set or '+'.join(ids)}"
+        flat = all(
+            isinstance(kind.action, Continuous) and not kind.image and kind.critic_size is None
+            for kind in kinds
         )
+        if not flat:
+            raise UserError(
+                f"{name} cannot be one set: its tasks need continuous actions and flat observations "
+                "that actor and critic share."
+            )
+        return EnvPoolEnv(name, kinds, num_envs, seed, device, self.action_repeat, self.threads)
+
+    def for_evaluation(self) -> EnvPoolTasksConfig:
+        return self
 
 
-class Seen(NamedTuple):
-    """What one vec step of all environments has shown so far; pools write their rows into it."""
-
-    actor: NDArray[Any]  # [N, *obs_shape]
-    critic: NDArray[np.float32] | None  # [N, D] where it sees something else
-    reward: NDArray[np.float32]  # [N]
-    terminated: NDArray[np.bool_]  # [N]
-    success: NDArray[np.float32] | None  # [N]
-
-
-class Pool:
-    """The environments of one task: the rows `first`, `first + every`, ... of the set.
-
-    Speaks to EnvPool below its Gymnasium layer, which builds nested dictionaries that are taken apart again here; for a
-    single Walker that is a quarter of a step.
-    """
-
-    def __init__(
-        self, kind: TaskKind, seeds: Sequence[int], first: int, every: int, threads: int
-    ) -> None:
-        self.kind = kind
-        self.envs: Any = kind.make(seeds, threads)
-        self.keys: list[str] = list(self.envs._state_keys)
-        self.rows = first + every * np.arange(len(seeds))
-        self.sent = self.rows  # rows that an answer is awaited for
-        self.first, self.every = first, every
-
-    def _ids(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        own = rows[rows % self.every == self.first]
-        self.sent = own
-        return np.asarray((own - self.first) // self.every, dtype=np.int32)
-
-    def send(self, action: NDArray[Any], rows: NDArray[np.int64]) -> None:
-        """Start a step of those of `rows` that are in this pool."""
-        ids = self._ids(rows)
-        if len(ids):
-            own = action[self.sent]
-            if isinstance(self.kind.action, Continuous):
-                own = own[:, : self.kind.action.size]
-            self.envs._send([ids, ids, self.kind.convert(own)])
-
-    def send_reset(self, rows: NDArray[np.int64]) -> None:
-        ids = self._ids(rows)
-        if len(ids):
-            self.envs._reset(ids)
-
-    def draw(self, index: int) -> NDArray[np.uint8]:
-        if self.kind.mujoco:
-            _check_gl()
-        ids = np.array([index], dtype=np.int32)
-        return np.array(self.envs._render(ids, *PICTURE, self.kind.camera)[0], dtype=np.uint8)
-
-    def receive(self, seen: Seen, reset: bool = False) -> None:
-        """Write the answers to what was sent last. EnvPool gives them in the order of the ids."""
-        rows = self.sent
-        if not len(rows):
-            return
-        found = dict(zip(self.keys, self.envs._recv(), strict=True))
-        for key, start, stop in self.kind.layout:
-            if self.kind.image:
-                seen.actor[rows] = found[key]
-            else:
-                seen.actor[rows, start:stop] = found[key].reshape(len(rows), -1)
-        if seen.critic is not None:
-            seen.critic[rows] = found["obs:privileged_state"]
-        if reset:
-            return  # what else it says is left over from the last step
-        seen.reward[rows] += found["reward"]
-        seen.terminated[rows] = found["done"] & ~found["trunc"]
-        if seen.success is not None and self.kind.success:
-            now = found[self.kind.success] > 0
-            seen.success[rows] = np.maximum(seen.success[rows], now)
+def _check(config: EnvPoolConfig | EnvPoolTasksConfig) -> None:
+    for name, least in (("action_repeat", 1), ("max_episode_steps", 0), ("threads", 0)):
+        if getattr(config, name) < least:
+            raise UserError(f"env.{name} is at least {least}, not {getattr(config, name)}.")
 
 
 class EnvPoolEnv:
@@ -407,33 +262,3 @@ class EnvPoolEnv:
 
 def _size(action: Action) -> int:
     return action.size if isinstance(action, Continuous) else action.count
-
-
-def _check_gl() -> None:
-    """EnvPool's MuJoCo ends the process where OpenGL does not work, so that is found out before it is asked."""
-    from fleetfoot.envs.render import backend
-
-    if (gl := backend()) not in ("egl", "native"):
-        raise UserError(f"EnvPool draws with EGL, and what works here is {gl}.")
-    if gl == "egl" and not _load_egl():
-        raise UserError("EnvPool was imported before fleetfoot, without the system's EGL.")
-
-
-@functools.cache
-def _load_egl() -> bool:
-    """Let EnvPool find the system's EGL. Too late once EnvPool is there: it brings another that MuJoCo would mix in."""
-    if "envpool" in sys.modules or sys.platform != "linux":
-        return False
-    try:
-        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
-    except OSError:
-        return False
-    return True
-
-
-def _load() -> Any:
-    _load_egl()
-    try:
-        return importlib.import_module("envpool")
-    except ImportError:
-        raise UserError("EnvPool's tasks need EnvPool: pip install 'fleetfoot[envpool]'") from None

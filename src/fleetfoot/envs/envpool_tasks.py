@@ -66,6 +66,30 @@ DM_CONTROL_SECONDS = {
 META_WORLD_SECONDS = 0.0125
 UNKNOWN_SECONDS = 0.05
 
+# The order of the tasks is the order of their ids (and of what an agent learns for each): it never changes.
+MT10 = (
+    "Reach PickPlace Push DoorOpen DrawerClose ButtonPressTopdown PegInsertSide WindowOpen WindowClose "
+    "DrawerOpen"
+)
+MT50 = """
+    Assembly Basketball BinPicking BoxClose ButtonPress ButtonPressTopdown
+    ButtonPressTopdownWall ButtonPressWall CoffeeButton CoffeePull CoffeePush DialTurn
+    Disassemble DoorClose DoorLock DoorOpen DoorUnlock DrawerClose DrawerOpen FaucetClose
+    FaucetOpen Hammer HandInsert HandlePress HandlePressSide HandlePull HandlePullSide LeverPull
+    PegInsertSide PegUnplugSide PickOutOfHole PickPlace PickPlaceWall PlateSlide PlateSlideBack
+    PlateSlideBackSide PlateSlideSide Push PushBack PushWall Reach ReachWall ShelfPlace Soccer
+    StickPull StickPush Sweep SweepInto WindowClose WindowOpen
+"""
+DOGS = ("DogStand-v1", "DogWalk-v1", "DogTrot-v1", "DogRun-v1")
+HUMANOIDS = ("HumanoidStand-v1", "HumanoidWalk-v1", "HumanoidRun-v1")
+SETS: dict[str, tuple[str, ...]] = {
+    "mt10": tuple(f"MetaWorld/{name}-v3" for name in MT10.split()),
+    "mt50": tuple(f"MetaWorld/{name}-v3" for name in MT50.split()),
+    "dogs": DOGS,
+    "humanoids": HUMANOIDS,
+    "dogs_and_humanoids": DOGS + HUMANOIDS,
+}
+
 
 def keys_of(task: str, declared: list[str]) -> list[str]:
     """The observations of a task in the order in which they are laid out, from those EnvPool declares."""

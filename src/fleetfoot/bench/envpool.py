@@ -1,0 +1,89 @@
+"""How fast the EnvPool adapter is, beside the bare EnvPool.
+
+Both take turns in one process, and which of them begins alternates from round to round; the median round counts. They
+run the same task from the same seeds with the same actions.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleetfoot.bench.atari import player
+from fleetfoot.data import Continuous
+from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.envpool_pool import TaskKind, load
+from fleetfoot.envs.mujoco_physics import usable_cores
+from fleetfoot.part import UserError
+
+BAR = 0.7  # of the bare environment's speed
+
+
+def bench_envpool(
+    task: str = "WalkerRun-v1",
+    num_envs: int = 1,
+    seconds: float = 10.0,
+    *,
+    threads: int = 0,
+    rounds: int = 5,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Env steps per second of our adapter and of the bare EnvPool through its Gymnasium interface.
+
+    `seconds` is the measured time in all, shared equally. `threads` 0: as many as there are usable cores. The bare
+    environment's steps after an end, which do nothing but restart, are counted as steps: that favours it.
+    """
+    if num_envs < 1 or rounds < 1 or seconds <= 0 or threads < 0:
+        raise UserError("bench envpool needs num_envs and rounds >= 1, threads >= 0, seconds > 0.")
+    threads = threads or usable_cores()
+    env = EnvPoolConfig(task=task, threads=threads).build(num_envs, seed, torch.device("cpu"))
+    if not isinstance(env.spec.action, Continuous):
+        raise UserError(f"bench envpool needs a task with continuous actions, which {task} is not.")
+    env.reset()
+    rng = np.random.default_rng(seed)
+    script = rng.uniform(-1, 1, (200, num_envs, env.spec.action.size)).astype(np.float32)
+    ours = player(lambda action: env.step(torch.from_numpy(action)), script)
+    bare = player(bare_step(task, num_envs, threads, seed), script)
+    contestants = {"fleetfoot": ours, "bare": bare}
+    seen: dict[str, list[float]] = {name: [] for name in contestants}
+    share = seconds / (rounds * len(contestants))
+    for play in contestants.values():
+        play(share / 10)  # warm up
+    for turn in range(rounds):
+        for name in sorted(contestants, reverse=turn % 2 == 0):
+            seen[name].append(num_envs * contestants[name](share))
+    env.close()
+    speed = {name: statistics.median(rates) for name, rates in seen.items()}
+    # Neighbours in time share what else the machine was doing.
+    ratio = statistics.median(a / b for a, b in zip(*seen.values(), strict=True))
+    return {
+        "task": task,
+        "num_envs": num_envs,
+        "threads": threads,
+        "rounds": rounds,
+        "envpool": importlib.metadata.version("envpool"),
+        "env_steps_per_second": speed,
+        "rounds_env_steps_per_second": seen,
+        "ratio_to_bare": ratio,
+        "bar": BAR,
+        "passed": ratio >= BAR,
+    }
+
+
+def bare_step(task: str, num_envs: int, threads: int, seed: int) -> Callable[[Any], object]:
+    kind = TaskKind(task, {})
+    envs: Any = load().make(
+        task,
+        env_type="gymnasium",
+        num_envs=num_envs,
+        num_threads=min(threads, num_envs),
+        seed=seed,
+        **kind.kwargs,
+    )
+    envs.reset()
+    return lambda action: envs.step(kind.convert(action))

@@ -1,0 +1,111 @@
+"""HumanoidBench: whole-body tasks of the Unitree H1, with and without hands, in several processes.
+
+The package is installed from its repository (docs/environments/humanoid_bench.md). Its environments are Gymnasium's and
+their steps are Python around MuJoCo, about a millisecond each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import field
+from typing import Any
+
+import torch
+
+from fleetfoot.envs.mujoco_physics import usable_cores
+from fleetfoot.envs.processes import ProcessEnv
+from fleetfoot.part import UserError, nearest, part
+
+ROBOTS = ("h1", "h1hand", "h1simplehand", "h1strong", "h1touch", "g1")
+TASKS = (
+    "stand",
+    "walk",
+    "run",
+    "kitchen",
+    "maze",
+    "hurdle",
+    "cube",
+    "bookshelf_simple",
+    "bookshelf_hard",
+    "highbar_simple",
+    "highbar_hard",
+    "crawl",
+    "window",
+    "spoon",
+    "door",
+    "push",
+    "reach",
+    "basketball",
+    "truck",
+    "package",
+    "cabinet",
+    "sit_simple",
+    "sit_hard",
+    "balance_simple",
+    "balance_hard",
+    "stair",
+    "slide",
+    "pole",
+    "room",
+    "insert_normal",
+    "insert_small",
+    "powerlift",
+)
+
+
+@part
+class HumanoidBenchConfig:
+    """A robot and a task, as HumanoidBench's ids have them, without the version; `kwargs` go to `gymnasium.make`."""
+
+    task: str = "h1hand-walk"
+    processes: int = 0  # that step the environments; 0: as many as there are usable cores
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.processes < 0:
+            raise UserError(f"env.processes is at least 0, not {self.processes}.")
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> ProcessEnv:
+        if num_envs < 1:
+            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+        if self.task not in names():
+            raise UserError(
+                f"HumanoidBench has no task {self.task!r}.{nearest(self.task, names())}"
+            )
+        if importlib.util.find_spec("humanoid_bench") is None:
+            raise UserError(
+                "HumanoidBench is not installed; it comes from its repository: see "
+                "docs/environments/humanoid_bench.md."
+            )
+        # `package` reads this setting of its hierarchical policies even where there is none.
+        own = {"policy_path": None} if self.task.endswith("-package") else {}
+        return ProcessEnv(
+            f"humanoid_bench/{self.task}",
+            f"humanoid_bench:{self.task}-v0",
+            own | self.kwargs,
+            num_envs,
+            self.processes or usable_cores(),
+            seed,
+            device,
+            _surroundings(),
+        )
+
+    def for_evaluation(self) -> HumanoidBenchConfig:
+        return self
+
+
+def names() -> list[str]:
+    """The tasks, whether or not the package is there."""
+    return [f"{robot}-{task}" for robot in ROBOTS for task in TASKS]
+
+
+def _surroundings() -> dict[str, str]:
+    """Variables of the processes: one thread each, no GPU for the JAX that is imported but not used, and an OpenGL
+    that works, since the environments start it when they are made."""
+    from fleetfoot.envs.render import backend
+
+    try:
+        gl = {"MUJOCO_GL": backend()}
+    except UserError:
+        gl = {}
+    return {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", **gl}

@@ -1,0 +1,161 @@
+"""Environments in several processes: contract, what crosses the memory, and processes that fail."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleetfoot.envs.check import check_env
+from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
+from fleetfoot.envs.processes import ProcessEnv
+from fleetfoot.part import UserError, from_json, to_json
+
+CPU = torch.device("cpu")
+
+
+def fake(num_envs: int, seed: int = 0, processes: int = 2, **kwargs: Any) -> ProcessEnv:
+    return ProcessEnv("fake", "fake_gym:Fake-v0", kwargs, num_envs, processes, seed, CPU)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_contract() -> None:
+    report = check_env(
+        lambda num_envs, seed: fake(num_envs, seed, render_mode="rgb_array"),
+        num_envs=3,
+        vec_steps=40,
+    )
+    assert report.terminations > 0
+    assert report.truncations > 0
+    assert report.untried == ("state",)
+
+
+def test_same_bits_for_any_number_of_processes() -> None:
+    """Also what is drawn from numpy's global stream, the third feature."""
+    actions = torch.rand(30, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    runs = []
+    for processes in (1, 3, 9):
+        env = fake(5, 4, processes)
+        seen = [env.reset().actor] + [env.step(action).next_obs.actor for action in actions]
+        runs.append(torch.stack(seen))
+        assert len(env.workers) == min(processes, 5)
+        env.close()
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+    assert len(set(runs[0][0, :, 2].tolist())) == 5
+
+
+def test_actions_reach_the_bounds_and_success_comes_back() -> None:
+    env = fake(2)
+    env.reset()
+    step = env.step(torch.tensor([[-1.0, 0.0], [1.0, 5.0]]))
+    assert step.reward.tolist() == [0, 10]
+    moved = [env.step(torch.zeros(2, 2)) for _ in range(6)][-1]
+    assert moved.info["success"].tolist() == [1, 1]
+    with pytest.raises(UserError, match=r"takes actions \[2, 2\], not \[2, 3\]"):
+        env.step(torch.zeros(2, 3))
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        (
+            "killed",
+            r"environments 0 to 1 of fake was ended by SIGKILL \(often: not enough memory\)",
+        ),
+        ("exit", "environments 0 to 1 of fake ended with exit code 7"),
+        ("raises", "ZeroDivisionError: three is enough"),
+    ],
+)
+def test_a_process_that_fails(trouble: str, says: str) -> None:
+    env = fake(4, trouble=trouble)
+    pids = [worker.process.pid for worker in env.workers]
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(4, 2))
+    with pytest.raises(RuntimeError, match=says):
+        env.step(torch.zeros(4, 2))
+    assert not any(map(alive, pids))
+    with pytest.raises(RuntimeError, match="is closed"):
+        env.step(torch.zeros(4, 2))
+    env.close()
+
+
+def test_closing_leaves_no_process() -> None:
+    files = set(os.listdir("/proc/self/fd"))
+    for close in (True, False):
+        env = fake(3, trouble="slow")
+        pids = [worker.process.pid for worker in env.workers]
+        env.reset()
+        if close:
+            env.close()
+            env.close()
+        else:  # forgotten
+            del env
+            gc.collect()
+        assert not any(map(alive, pids))
+    assert len(set(os.listdir("/proc/self/fd")) - files) <= 1  # the listing itself
+
+
+def test_processes_end_with_their_parent() -> None:
+    env = fake(2)
+    pids = [worker.process.pid for worker in env.workers]
+    for worker in env.workers:
+        worker.requests.close()  # as when the parent is gone
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(w.process.poll() is None for w in env.workers):
+        time.sleep(0.02)
+    env.close()
+    assert not any(map(alive, pids))
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UserError, match="fake cannot be made: ValueError: no such robot"):
+        fake(2, trouble="making")
+    with pytest.raises(UserError, match=r"only flat ones|vector with bounds"):
+        ProcessEnv("x", "CartPole-v1", {}, 1, 1, 0, CPU)
+    env = fake(1)
+    env.reset()
+    with pytest.raises(UserError, match="cannot be drawn here"):
+        env.render()
+    env.reset()  # goes on
+    env.close()
+
+
+def test_humanoid_bench_config() -> None:
+    config = HumanoidBenchConfig(task="h1-run", processes=3)
+    assert from_json(to_json(config)) == config
+    with pytest.raises(UserError, match="Did you mean h1hand-walk"):
+        HumanoidBenchConfig(task="h1hand-wlk").build(1, 0, CPU)
+    with pytest.raises(UserError, match="processes is at least 0"):
+        HumanoidBenchConfig(processes=-1)
+
+
+@pytest.mark.parametrize("task", ["h1-walk", "h1hand-reach"])
+def test_humanoid_bench(task: str) -> None:
+    try:
+        env = HumanoidBenchConfig(task=task, processes=2).build(1, 0, CPU)
+    except UserError as why:
+        pytest.skip(str(why))
+    env.close()
+    report = check_env(
+        HumanoidBenchConfig(task=task, processes=2, kwargs={"max_episode_steps": 8}),
+        num_envs=2,
+        vec_steps=20,
+        render=False,
+    )
+    assert report.truncations > 0
+    assert np.prod(report.spec.obs_shape) > 0
