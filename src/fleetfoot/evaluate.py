@@ -31,6 +31,8 @@ class Evaluation:
     returns: Tensor  # [episodes] undiscounted, on the CPU
     lengths: Tensor  # [episodes]
     success: Tensor | None  # [episodes] 1 where the task said so at any step, for tasks that tell
+    tasks: tuple[str, ...] = ()  # names, in multi-task sets
+    task_ids: tuple[int, ...] = ()  # [episodes], in multi-task sets
 
     @property
     def mean_return(self) -> float:
@@ -42,9 +44,15 @@ class Evaluation:
             "eval/return_std": float(self.returns.std(correction=0)),
             "eval/length": float(self.lengths.mean()),
         }
-        return (
-            found if self.success is None else found | {"eval/success": float(self.success.mean())}
-        )
+        if self.success is not None:
+            found["eval/success"] = float(self.success.mean())
+        ids = torch.tensor(self.task_ids)
+        for number, task in enumerate(self.tasks):
+            if number in self.task_ids:
+                found[f"eval/return/{task}"] = float(self.returns[ids == number].mean())
+                if self.success is not None:
+                    found[f"eval/success/{task}"] = float(self.success[ids == number].mean())
+        return found
 
 
 class Evaluator:
@@ -86,4 +94,5 @@ def first_episodes(policy: nn.Module, env: VecEnv, obs: Obs, max_vec_steps: int)
         obs = step.obs
         if count % CHECK_EVERY == 0 and not bool(running.any()):
             break
-    return Evaluation(returns.cpu(), lengths.cpu(), None if success is None else success.cpu())
+    success = None if success is None else success.cpu()
+    return Evaluation(returns.cpu(), lengths.cpu(), success, spec.tasks, spec.task_ids)
