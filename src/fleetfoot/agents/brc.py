@@ -1,27 +1,27 @@
 """BRC: bigger, regularised, categorical. One soft actor-critic for many tasks at once.
 
-Nauman et al. 2025, arXiv 2505.23150. Wide normalised critics (`nn/bronet.py`) that learn distributions by cross-entropy,
-a learned direction for each task, and rewards scaled for each task so that all tasks fill the same range of values.
-No pessimism, no resets. With R, d the folded reward and discount, i the task, e_i its vector in the critic, z the atoms
-on [-v_max, v_max], alpha the one temperature of all tasks:
+Nauman et al. 2025, arXiv 2505.23150. Wide normalised critics (`nn/bronet.py`) learn distributions by cross-entropy.
+Each task has a learned direction, and its rewards are scaled so that all tasks fill one range of values. No pessimism, no
+resets. With R, d the folded reward and discount, i the task, e_i its vector in the critic, z the atoms on
+[-v_max, v_max], alpha the one temperature of all tasks:
 
-    (1)  r = R v_max / (max(G_max, |G_min|) + alpha |H*| / (2 (1 - gamma))),  G the returns of finished episodes of task i
+    (1)  r = R v_max / (max(G_max, |G_min|) + alpha |H*| / (2 (1 - gamma))),  G: returns of task i's finished episodes
     (2)  a', log pi' ~ policy(s', e_i),   shifted atoms  y = clip(r + d (z - alpha log pi'), -v_max, v_max)
     (3)  p = mean over heads of softmax(critic_target(s', a', e_i of the target)),   target distribution: project(p, y)
     (4)  critic loss = sum_heads mean_batch CE(target, critic(s, a, e_i)), which also teaches e_i
     (5)  critic_target <- (1 - tau) critic_target + tau critic, vectors included
-    (6)  policy loss = mean_batch [alpha log pi(a|s, e_i) - Q(s, a, e_i)],  Q the mean of p over z and heads; e_i is only
-         read
+    (6)  policy loss = mean_batch [alpha log pi(a|s, e_i) - Q(s, a, e_i)],  a ~ policy(s, e_i), Q the mean of p over z;
+         e_i is only read
     (7)  temperature loss = alpha (entropy - H*),   H* = target_entropy_per_action * A
 
 One update is (1) to (7) in this order. ||e_i|| = 1. With a single task there are no vectors, unless a run `start_from`
 one that had them: then networks and observation statistics are that run's, and vectors, temperature, optimisers and
 extremes begin anew.
 
-Deviations: [1] observations may be normalised (off, as published). [2] H* and log pi count all components of the action,
+Deviations: [1] observations may be normalised (off, as published). [2] H* and log pi count all components of an action,
 also those that a task does not use; so does the published code. [3] (3) takes the mean after the projection, which is
-linear. [4] Episodes longer than `return_window`, where a task has no time limit, count in (1) with their last steps. [5]
-What transfer keeps is our reading of the paper, whose code does not show it.
+linear. [4] Where tasks have no common time limit, the last `return_window` steps of an episode count in (1). [5] What
+transfer keeps is our reading of the paper, whose code does not show it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class BRCConfig:
             )
         for name, least in (("atoms", 2), ("critics", 1), ("return_window", 1)):
             if getattr(self, name) < least:
-                raise UserError(f"agent.{name} must be at least {least}, not {getattr(self, name)}.")
+                raise UserError(
+                    f"agent.{name} must be at least {least}, not {getattr(self, name)}."
+                )
         for name in ("v_max", "alpha", "tau"):
             if not getattr(self, name) > 0.0:
                 raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")

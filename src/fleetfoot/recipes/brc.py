@@ -42,11 +42,14 @@ def tasks(name: str, tasks: str, episodes: int = 10, max_episode_steps: int = 0)
 
 def pendulums() -> Recipe:
     """Four tensor pendulums on a CPU, whose rewards are 1, 10, 100 and 1,000 times as large: small networks, higher
-    learning rates."""
+    learning rates, a shorter horizon."""
     optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     agent = BRCConfig(
-        tau=0.02,
+        atoms=51,
+        tau=0.05,
+        alpha=0.02,
+        task_embedding=8,
         policy_net=small,
         critic_net=small,
         policy_optim=optim,
@@ -61,12 +64,13 @@ def pendulums() -> Recipe:
         replay=ReplayConfig(capacity=100_000),
         pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=200),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=500, episodes=40),
+        evaluation=EvaluationConfig(every_vec_steps=300, episodes=40),
         log=LogConfig(every_vec_steps=100),
-        checkpoint=CheckpointConfig(every_vec_steps=500),
+        checkpoint=CheckpointConfig(every_vec_steps=300),
         num_envs=8,
         batch_size=256,
-        total_vec_steps=2_000,
+        total_vec_steps=1_200,
+        gamma=0.95,
     )
 
 
