@@ -44,6 +44,8 @@ class Evaluation:
     lengths: Tensor  # [episodes]
     success: Tensor | None  # [episodes] 1 where the task said so at any step, for tasks that tell
     overestimation: Tensor | None = None  # of a `Belief`, relative to the size of returns
+    tasks: tuple[str, ...] = ()  # names, in multi-task sets
+    task_ids: tuple[int, ...] = ()  # [episodes], in multi-task sets
 
     @property
     def mean_return(self) -> float:
@@ -59,6 +61,12 @@ class Evaluation:
             found["eval/success"] = float(self.success.mean())
         if self.overestimation is not None:
             found["diagnose/overestimation"] = float(self.overestimation)
+        ids = torch.tensor(self.task_ids)
+        for number, task in enumerate(self.tasks):
+            if number in self.task_ids:
+                found[f"eval/return/{task}"] = float(self.returns[ids == number].mean())
+                if self.success is not None:
+                    found[f"eval/success/{task}"] = float(self.success[ids == number].mean())
         return found
 
 
@@ -115,6 +123,8 @@ def first_episodes(
         lengths.cpu(),
         None if success is None else success.cpu(),
         None if trial is None else trial.overestimation().cpu(),
+        spec.tasks,
+        spec.task_ids,
     )
 
 

@@ -22,6 +22,7 @@ CONFIGS = {
     "point_mass": TensorConfig(task="point_mass"),
     "privileged": TensorConfig(task="point_mass", privileged=True),
     "tasks": TensorConfig(task="point_mass", num_tasks=3),
+    "pendulums": TensorConfig(task="pendulum", num_tasks=4),
     "privileged tasks": TensorConfig(task="point_mass", num_tasks=3, privileged=True),
 }
 
@@ -35,7 +36,7 @@ def random_action(env: TensorEnv, generator: torch.Generator) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_contract(name: str) -> None:
-    report = check_env(CONFIGS[name], vec_steps=410 if name == "pendulum" else 205)
+    report = check_env(CONFIGS[name], vec_steps=410 if name.startswith("pendulum") else 205)
     assert report.saves_state
     assert report.renders
     assert report.terminations > 0 or name == "pendulum"
@@ -250,6 +251,17 @@ def test_a_hanging_pendulum_is_drawn_downwards() -> None:
     put(env, np.array([[0.0, 0.0], [math.pi, 0.0]]))
     up, down = (np.argwhere(env.render(i).sum(2) < 765)[:, 0].mean() for i in range(2))
     assert up < 120 < down
+
+
+def test_pendulums_are_mirror_images_that_pay_differently() -> None:
+    one, four = TensorConfig().build(1, 0, CPU), TensorConfig(num_tasks=4).build(4, 0, CPU)
+    put(one, np.array([[0.3, -0.5]]))
+    put(four, np.array([[0.3, -0.5]] * 4))
+    torque = torch.tensor([[0.7], [-0.7], [0.7], [-0.7]])
+    alone, together = one.step(torque[:1]), four.step(torque)
+    assert torch.equal(together.next_obs.actor, alone.next_obs.actor.expand(4, -1))
+    pays = torch.tensor([1.0, 10.0, 100.0, 1000.0])
+    torch.testing.assert_close(together.reward, alone.reward * pays)
 
 
 def test_bad_configs_get_one_line() -> None:

@@ -105,6 +105,18 @@ class Pendulum(Task):
         picture.line((0, 0), (0, 0), 0.05, BLACK)
 
 
+class Pendulums(Pendulum):
+    """Pendulums as tasks that look alike: in every other one the torque acts the other way round, and task k pays
+    10^(k % 4) times as much. Only the task id tells them apart."""
+
+    def __init__(self, task: Tensor) -> None:
+        self.way, self.scale = 1.0 - 2.0 * (task % 2), 10.0 ** (task % 4)  # [N]
+
+    def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state, reward, terminated = super().advance(state, self.way[:, None] * action)
+        return state, self.scale * reward, terminated
+
+
 class CartPole(Task):
     """Gymnasium's CartPole-v1. State: cart position and speed, pole angle and speed."""
 
@@ -245,7 +257,7 @@ class TensorEnv:
             action=task.action,
             device=self.device,
             episode_length=task.episode_length,
-            tasks=tuple(f"goal-{k}" for k in range(tasks)) if tasks > 1 else (),
+            tasks=tuple(f"task-{k}" for k in range(tasks)) if tasks > 1 else (),
             task_ids=tuple(i % tasks for i in range(rows)) if tasks > 1 else (),
             step_seconds=task.step_seconds,
         )
@@ -340,7 +352,7 @@ class Picture:
 
 @part
 class TensorConfig:
-    """One of the tasks of this file. `privileged` and `num_tasks` are for `point_mass`."""
+    """One of the tasks of this file. `privileged` is for `point_mass`, `num_tasks` for it and `pendulum`."""
 
     task: str = "pendulum"
     privileged: bool = False  # the critic sees more than the actor
@@ -357,8 +369,12 @@ class TensorConfig:
         task: Task
         if self.task == "point_mass":
             task = PointMass(self.privileged, self.num_tasks, task_id)
+        elif self.task == "pendulum" and self.num_tasks > 1 and not self.privileged:
+            task = Pendulums(task_id)
         elif self.privileged or self.num_tasks > 1:
-            raise UserError(f"{self.task} has no privileged or multi-task form; point_mass does.")
+            raise UserError(
+                f"{self.task} has no {'privileged' if self.privileged else 'multi-task'} form; point_mass does."
+            )
         else:
             task = SINGLE[self.task]()
         return TensorEnv(f"tensor/{self.task}", task, self.num_tasks, seed, task_id)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class TaskEmbedding(nn.Module):
+class Embedding(nn.Module):
+    """Task ids [B] -> vectors [B, size]."""
+
+    size: int
+
+    def constrain_(self) -> None:
+        """Bring the vectors back to where they belong, after every optimiser step."""
+
+
+class TaskEmbedding(Embedding):
     """One learned vector per task, at most `max_norm` long.
 
     The bound is kept by `constrain_` after each optimiser step, not inside `forward`, so reading never writes.
@@ -14,7 +24,7 @@ class TaskEmbedding(nn.Module):
 
     def __init__(self, tasks: int, size: int = 32, max_norm: float = 1.0):
         super().__init__()
-        self.max_norm = max_norm
+        self.size, self.max_norm = size, max_norm
         self.weight = nn.Parameter(torch.randn(tasks, size))
         self.constrain_()
 
@@ -25,3 +35,27 @@ class TaskEmbedding(nn.Module):
     def constrain_(self) -> None:
         norm = torch.linalg.vector_norm(self.weight, dim=-1, keepdim=True)
         self.weight.mul_((self.max_norm / (norm + 1e-7)).clamp(max=1.0))
+
+
+class UnitEmbedding(Embedding):
+    """One learned direction per task: what is read has length one, whatever the optimiser does (BRC)."""
+
+    def __init__(self, tasks: int, size: int = 32):
+        super().__init__()
+        self.size = size
+        self.weight = nn.Parameter(F.normalize(torch.randn(tasks, size), dim=-1))
+
+    def forward(self, task: Tensor) -> Tensor:
+        return F.normalize(self.weight, dim=-1)[task]
+
+
+class Borrowed(Embedding):
+    """Another network's vectors, to read: no gradient goes back to them."""
+
+    def __init__(self, table: Embedding):
+        super().__init__()
+        self.size, self.table = table.size, table
+
+    def forward(self, task: Tensor) -> Tensor:
+        vectors: Tensor = self.table(task)
+        return vectors.detach()

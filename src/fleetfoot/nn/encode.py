@@ -8,29 +8,40 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import EnvSpec, Obs
-from fleetfoot.nn.embed import TaskEmbedding
+from fleetfoot.nn.embed import Embedding, TaskEmbedding
 from fleetfoot.nn.network import Network, NetworkConfig
 from fleetfoot.nn.normalize import Identity, RunningNorm
 
 
 class Encoder(nn.Module):
-    """Obs -> features [B, size], as the actor or the critic sees them."""
+    """Obs -> features [B, size], as the actor or the critic sees them.
+
+    `embedding` is the size of the vectors that are learned where there are tasks, or says itself what is added.
+    """
 
     def __init__(
-        self, spec: EnvSpec, view: Literal["actor", "critic"], norm: nn.Module, embedding: int
+        self,
+        spec: EnvSpec,
+        view: Literal["actor", "critic"],
+        norm: nn.Module,
+        embedding: int | Embedding | None,
     ):
         super().__init__()
         shape = (spec.critic_shape or spec.obs_shape) if view == "critic" else spec.obs_shape
-        tasks = len(spec.tasks)
+        if isinstance(embedding, int):
+            embedding = TaskEmbedding(len(spec.tasks), embedding) if spec.tasks else None
         self.view = view
         self.norm = norm
-        self.embed = TaskEmbedding(tasks, embedding) if tasks else None
-        self.size = shape[0] + (embedding if tasks else 0)
+        self.embed = embedding
+        self.size = shape[0] + (embedding.size if embedding is not None else 0)
 
     def forward(self, obs: Obs) -> Tensor:
         x: Tensor = self.norm(obs.actor if self.view == "actor" else obs.critic)
         if self.embed is not None:
-            x = torch.cat([x, self.embed(obs.task)], dim=-1)
+            task = obs.task
+            if task is None:  # a single task, which has a vector all the same
+                task = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+            x = torch.cat([x, self.embed(task)], dim=-1)
         return x
 
     def constrain_(self) -> None:

@@ -9,6 +9,7 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.recipes import (
     apex_dpg,
     apex_dqn,
+    brc,
     bro,
     dac,
     ddpg,
@@ -33,6 +34,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **pql.RECIPES,
     **bro.RECIPES,
     **dac.RECIPES,
+    **brc.RECIPES,
     **sac.RECIPES,
 }
 

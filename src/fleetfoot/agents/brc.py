@@ -1,0 +1,272 @@
+"""BRC: bigger, regularised, categorical. One soft actor-critic for many tasks at once.
+
+Nauman et al. 2025, arXiv 2505.23150. Wide normalised critics (`nn/bronet.py`) learn distributions by cross-entropy.
+Each task has a learned direction, and its rewards are scaled so that all tasks fill one range of values. No pessimism, no
+resets. With R, d the folded reward and discount, i the task, e_i its vector in the critic, z the atoms on
+[-v_max, v_max], alpha the one temperature of all tasks:
+
+    (1)  r = R v_max / (max(G_max, |G_min|) + alpha |H*| / (2 (1 - gamma))),  G: returns of task i's finished episodes
+    (2)  a', log pi' ~ policy(s', e_i),   shifted atoms  y = clip(r + d (z - alpha log pi'), -v_max, v_max)
+    (3)  p = mean over heads of softmax(critic_target(s', a', e_i of the target)),   target distribution: project(p, y)
+    (4)  critic loss = sum_heads mean_batch CE(target, critic(s, a, e_i)), which also teaches e_i
+    (5)  critic_target <- (1 - tau) critic_target + tau critic, vectors included
+    (6)  policy loss = mean_batch [alpha log pi(a|s, e_i) - Q(s, a, e_i)],  a ~ policy(s, e_i), Q the mean of p over z;
+         e_i is only read
+    (7)  temperature loss = alpha (entropy - H*),   H* = target_entropy_per_action * A
+
+One update is (1) to (7) in this order. ||e_i|| = 1. With a single task there are no vectors, unless a run `start_from`
+one that had them: then networks and observation statistics are that run's, and vectors, temperature, optimisers and
+extremes begin anew.
+
+Deviations: [1] observations may be normalised (off, as published). [2] H* and log pi count all components of an action,
+also those that a task does not use; so does the published code. [3] (3) takes the mean after the projection, which is
+linear. [4] Where tasks have no common time limit, the last `return_window` steps of an episode count in (1). [5] What
+transfer keeps is our reading of the paper, whose code does not show it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fleetfoot import checkpoint
+from fleetfoot.agents.agent import Pattern
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise
+from fleetfoot.nn.bronet import BroNetConfig
+from fleetfoot.nn.embed import Borrowed, UnitEmbedding
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.return_extremes import ReturnExtremes
+from fleetfoot.nn.scalar import Temperature
+from fleetfoot.ops import categorical
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.part import UserError, part
+
+Metrics = dict[str, Tensor]
+DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
+NETWORKS = ("policy", "critic", "critic_target")
+
+
+@part
+class BRCConfig:
+    v_max: float = 10.0
+    """The atoms reach from -v_max to v_max."""
+    atoms: int = 101
+    critics: int = 2
+    tau: float = 0.005
+    alpha: float = 0.1
+    """Temperature at the start."""
+    target_entropy_per_action: float = -0.5
+    log_std_min: float = -10.0
+    log_std_max: float = 2.0
+    normalize_reward: bool = True
+    """Scale rewards by the extremes of returns, for each task (1)."""
+    return_window: int = 1_000
+    """Steps of an episode that count in (1), where the environments have no one time limit."""
+    normalize_obs: bool = False
+    task_embedding: int = 32
+    start_from: str = ""
+    """Folder of a multi-task run whose networks to begin with; every task here gets a new vector."""
+    policy_net: NetworkConfig = BroNetConfig(width=256, blocks=1)
+    critic_net: NetworkConfig = BroNetConfig(width=4096, blocks=2)
+    policy_optim: AdamWConfig = DECAYED
+    critic_optim: AdamWConfig = DECAYED
+    alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> BRC:
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"BRC needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        for name, least in (("atoms", 2), ("critics", 1), ("return_window", 1)):
+            if getattr(self, name) < least:
+                raise UserError(
+                    f"agent.{name} must be at least {least}, not {getattr(self, name)}."
+                )
+        for name in ("v_max", "alpha", "tau"):
+            if not getattr(self, name) > 0.0:
+                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
+        if self.normalize_reward and not gamma < 1.0:
+            raise UserError(
+                "agent.normalize_reward takes episodes to go on after a time limit, which needs a gamma below 1."
+            )
+        agent = BRC(self, spec, spec.action.size, gamma, total_updates, seed, device)
+        if self.start_from:
+            agent.start_from(self.start_from)
+        return agent
+
+
+class BRC:
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "alpha_loss")
+
+    def __init__(
+        self,
+        cfg: BRCConfig,
+        spec: EnvSpec,
+        actions: int,
+        gamma: float,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
+    ):
+        self.cfg, self.actions = cfg, actions
+        self.target_entropy = cfg.target_entropy_per_action * actions
+        tasks = max(1, len(spec.tasks))
+        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            several = tasks > 1 or bool(cfg.start_from)
+            vectors = UnitEmbedding(tasks, cfg.task_embedding) if several else None
+            borrowed = None if vectors is None else Borrowed(vectors)
+            self.gaussian = Gaussian(
+                Encoder(spec, "actor", self.norms.actor, borrowed),
+                cfg.policy_net,
+                actions,
+                log_std_min=cfg.log_std_min,
+                log_std_max=cfg.log_std_max,
+                head_gains=(math.sqrt(2.0), 1.0),
+            ).to(device)
+            see = Encoder(spec, "critic", self.norms.critic, vectors)
+            self.critic = QNetwork(see, cfg.critic_net, actions, cfg.atoms, cfg.critics)
+            self.critic.to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.alpha = Temperature(cfg.alpha).to(device)
+        self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.atoms, device)
+        self.reward_scale: ReturnExtremes | None = None
+        if cfg.normalize_reward:
+            self.reward_scale = ReturnExtremes(
+                spec.num_envs,
+                tasks,
+                spec.episode_length or cfg.return_window,
+                gamma=gamma,
+                v_max=cfg.v_max,
+                margin=abs(self.target_entropy) / (2.0 * (1.0 - gamma)),
+            ).to(device)
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        # Without the vectors, which are the critic's.
+        self.step_policy = cfg.policy_optim.build(
+            self.gaussian.net.parameters(), total_updates, self.gaussian.net.constrain_
+        )
+        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
+        self.updates = 0
+        self.unfound: UserError | None = None  # why there is no run to start from
+
+    def observe(self, fresh: Transition) -> None:
+        if self.unfound is not None:
+            raise self.unfound
+        self.norms.update(fresh.obs)
+        if self.reward_scale is not None:
+            task = fresh.obs.task
+            self.reward_scale.update(fresh.reward, fresh.terminated, fresh.truncated, task)
+
+    def update(self, batch: Batch) -> Learned:
+        learned = self.update_critic(batch)
+        return Learned(learned.metrics | self.update_policy(batch.obs), learned.td_error)
+
+    def pattern(self, count: int) -> Pattern:
+        return (True,) * count
+
+    def update_critic(self, batch: Batch) -> Learned:
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
+        loss, found, td_error = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss)
+        self.updates += 1
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
+        return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
+
+    def update_policy(self, obs: Obs) -> Metrics:
+        noise = self.policy_noise.normal(obs.actor.shape[0], self.actions)
+        with frozen(self.critic):
+            loss, found = self.policy_loss(obs, noise)
+            found = found | {"policy/grad_norm": self.step_policy(loss)}
+        self.step_alpha(self.alpha_loss(found["policy/entropy"]))
+        return found
+
+    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss (4), metrics, and each row's absolute error in value."""
+        target = self.target_distribution(batch, noise)  # [B, K]
+        logits = self.critic(batch.obs, batch.action)  # [E, B, K]
+        cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
+        loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
+        value = categorical.mean(target, self.z)
+        found = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/q_max": q.abs().max()}
+        return loss, found, (q.mean(0) - value).abs()
+
+    @torch.no_grad()
+    def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
+        alpha, reward = self.alpha(), batch.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, batch.obs.task, alpha)  # (1)
+        action, log_prob = self.gaussian.sample(batch.next_obs, noise)
+        logits = self.critic_target(batch.next_obs, action)  # [E, B, K]
+        base = reward - batch.discount * alpha * log_prob  # (2)
+        each = categorical.project_shifted(
+            logits, base=base, slope=batch.discount, z=self.z, lowest=False
+        )
+        return each.mean(0)  # (3)
+
+    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
+        """The loss (6), and metrics."""
+        action, log_prob = self.gaussian.sample(obs, noise)
+        probs = self.critic(obs, action).float().softmax(-1).mean(0)  # [B, K]
+        alpha = self.alpha().detach()
+        loss = (alpha * log_prob - categorical.mean(probs, self.z)).mean()  # (6)
+        found = {"policy/loss": loss, "policy/entropy": -log_prob.mean(), "policy/alpha": alpha}
+        return loss, {name: value.detach() for name, value in found.items()}
+
+    def alpha_loss(self, entropy: Tensor) -> Tensor:
+        return self.alpha() * (entropy - self.target_entropy)  # (7)
+
+    def start_from(self, folder: str) -> None:
+        """Take over the networks of another run, but for the vectors of its tasks.
+
+        A run that has begun needs that folder no more: only to learn without it, from the start, is refused.
+        """
+        try:
+            old = checkpoint.load(folder, with_replay=False).state["agent"]
+        except UserError as why:
+            self.unfound = UserError(f"agent.start_from: {why}")
+            return
+        for name in NETWORKS:
+            network = getattr(self, name)
+            own, theirs = network.state_dict(), old.get(name, {})
+            kept = {key: value for key, value in own.items() if "encoder.embed." in key}
+            fits = own.keys() == theirs.keys() and all(
+                own[key].shape == theirs[key].shape for key in own.keys() - kept.keys()
+            )
+            if not fits:
+                raise UserError(
+                    f"agent.start_from: the {name} in {folder} is not like this one. It takes a BRC run of several "
+                    "tasks, with networks, observations and actions of the same sizes."
+                )
+            network.load_state_dict({**theirs, **kept})
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
+        return state | {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates, self.unfound = state["updates"], None
+
+    def _stateful(self) -> list[str]:
+        names = [*NETWORKS, "alpha", "step_policy", "step_critic", "step_alpha"]
+        names += ["critic_noise", "policy_noise"]
+        return names + (["reward_scale"] if self.reward_scale is not None else [])
