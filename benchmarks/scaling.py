@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleetfoot import train
+from fleetfoot.api import has_checkpoint, is_run, resume, train
 from fleetfoot.bench.provenance import provenance
 from fleetfoot.log import LogConfig, curve
 from fleetfoot.part import to_json
@@ -41,14 +41,17 @@ def study(
     sized: Callable[[int], Recipe],
     facts: Callable[[int, Recipe], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Train `sized(size)` with every seed, and write the curves. A run that is there already is read."""
+    """Train `sized(size)` with every seed, and write the curves. A run that is there already is read, one that was
+    broken off begins again."""
     about, rows = provenance(), []
     for size in sizes:
         recipe = replace(sized(size), log=QUIET)
         curves = []
         for seed in args.seeds:
             folder = args.runs / f"{size}-seed{seed}"
-            if not (folder / "checkpoints" / "last.json").exists():
+            if is_run(folder) and not has_checkpoint(folder):
+                resume(folder, restart=True)
+            elif not folder.exists():
                 train(replace(recipe, seed=seed), folder)
             points = curve(folder)  # an evaluation that comes while another runs is left out
             found = {
