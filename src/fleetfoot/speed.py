@@ -271,9 +271,11 @@ def means(found: list[Metrics]) -> Metrics:
 
 def generators(owner: object) -> list[torch.Generator]:
     """All that an agent or a sampler draws from."""
+    if isinstance(owner, SeedsUniform):
+        return owner.generators
     held = list(vars(owner).values())
     plain = [value for value in held if isinstance(value, torch.Generator)]
-    return plain + [g for v in held if isinstance(v, Noise | SeedsUniform) for g in v.generators]
+    return plain + [g for value in held if isinstance(value, Noise) for g in value.generators]
 
 
 class Compiled:

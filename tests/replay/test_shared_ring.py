@@ -163,3 +163,39 @@ def test_a_state_of_other_writers_is_refused() -> None:
     assert isinstance(other.ring, SharedRing)
     with pytest.raises(ValueError, match="3 writers"):
         other.load_state_dict(replay.state_dict())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    counts=st.lists(st.integers(1, 7), min_size=1, max_size=12),
+    known=st.booleans(),
+)
+def test_lines_appended_together_are_those_appended_one_by_one(
+    seed: int, counts: list[int], known: bool
+) -> None:
+    width, writers = 3, 2
+    spec, random = frame_spec(width * writers), torch.Generator().manual_seed(seed)
+    cfg = ReplayConfig(capacity=8 * spec.num_envs, n_step=3, sampler=ProportionalConfig())
+    one, many = (cfg.build(spec, gamma=0.9, seed=0, device=CPU, writers=writers) for _ in range(2))
+    films = [Film(frame_spec(width), seed + k, end_share=0.2) for k in range(writers)]
+    for i, count in enumerate(counts):
+        writer = (seed + i) % writers
+        steps = [films[writer].step() for _ in range(count)]
+        error = torch.rand(count, width, generator=random) if known else None
+        for k, step in enumerate(steps):
+            one.append(step, None if error is None else error[k], writer)
+        many.append_lines(steps, error, writer)
+        for name, tensor in one.ring.tensors().items():
+            ours = many.ring.tensors()[name]
+            if name.startswith("final"):  # the last entry is a place for what nobody reads
+                tensor, ours = (
+                    tensor[:-1] if tensor.dim() else tensor,
+                    ours[:-1] if ours.dim() else ours,
+                )
+            assert torch.equal(ours, tensor), name
+        assert one.ring.heads == many.ring.heads  # type: ignore[attr-defined]
+        leaves = torch.arange(one.ring.lines * one.ring.columns)
+        # Powers of many numbers at once may differ in the last bit.
+        trees = [each.sampler.tree.get(leaves) for each in (one, many)]  # type: ignore[attr-defined]
+        torch.testing.assert_close(trees[1], trees[0], rtol=1e-12, atol=0)

@@ -29,8 +29,8 @@ class Eviction(Protocol):
         """Priorities have changed; 0 stands for a row that cannot be drawn any more. Equal leaves have equal ones."""
         ...
 
-    def appended(self, ring: Ring) -> Tensor | None:
-        """Leaves to clear after an append, if any."""
+    def appended(self, ring: Ring, lines: int) -> Tensor | None:
+        """Leaves to clear after so many lines were appended, if any."""
         ...
 
     def updated(self, ring: Ring) -> Tensor | None:
@@ -96,7 +96,7 @@ class Fifo:
     def changed(self, leaf: Tensor, priority: Tensor) -> None:
         """Age alone decides."""
 
-    def appended(self, ring: Ring) -> None:
+    def appended(self, ring: Ring, lines: int) -> None:
         return None
 
     def updated(self, ring: Ring) -> Tensor | None:
@@ -163,9 +163,9 @@ class Inverse:
         chance = torch.where(kept, priority, 1.0).pow(self.exponent)
         self.tree.set(leaf, torch.where(kept, chance, 0.0), distinct=True)
 
-    def appended(self, ring: Ring) -> Tensor | None:
+    def appended(self, ring: Ring, lines: int) -> Tensor | None:
         u = torch.rand(
-            2 * ring.width,
+            2 * ring.width * lines,
             generator=self.generator,
             device=self.count.device,
             dtype=torch.float64,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,6 +96,12 @@ class PrefetchedReplay(Replay):
     def append(self, step: Transition, td_error: Tensor | None = None, writer: int = 0) -> None:
         with self.turn:
             super().append(step, td_error, writer)
+
+    def append_lines(
+        self, steps: Sequence[Transition], td_error: Tensor | None = None, writer: int = 0
+    ) -> None:
+        with self.turn:
+            super().append_lines(steps, td_error, writer)
 
     def cut(self, writer: int | None = None) -> None:
         with self.turn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -125,6 +125,15 @@ class Replay:
         self.ring.write_as(writer)
         self.ring.append(step)
         self.sampler.appended(self.ring, td_error)
+
+    def append_lines(
+        self, steps: Sequence[Transition], td_error: Tensor | None = None, writer: int = 0
+    ) -> None:
+        """Store several vec steps that follow one another, in a few operations for all of them; td_error [L, N]."""
+        self.ring.write_as(writer)
+        self.ring.append_lines(steps)
+        known = None if td_error is None else td_error.flatten()
+        self.sampler.appended(self.ring, known, len(steps))
 
     def cut(self, writer: int | None = None) -> None:
         """The next transition (of one writer, or of all) does not follow from the last one, say because the simulator

@@ -20,6 +20,7 @@ has all of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -162,21 +163,52 @@ class Ring:
         self.action[line] = step.action
         self.reward[line] = step.reward
         self.ends[line] = step.terminated * TERMINATED + step.truncated * TRUNCATED
-        self._keep_finals(line, self.written, step.terminated | step.truncated, following)
+        owner = self.written * self.columns + self.every_column
+        self._keep_finals(line, owner, step.terminated | step.truncated, following)
         self.written += 1
         self.size = min(self.size + 1, self.rows)
+        self.moved()
+
+    def append_lines(self, steps: Sequence[Transition]) -> None:
+        """What `append` makes of one after the other, in a few operations for all of them. At most `rows`."""
+        count = len(steps)
+        assert count <= self.rows
+        line = self.head + torch.arange(count, device=self.reward.device).unsqueeze(1)  # [L, 1]
+        at = (line % self.lines * self.columns + self.every_column).flatten()
+        after = [self.obs.parts(step.next_obs) for step in steps]
+        self.obs.scatter(at, _together([self.obs.parts(step.obs) for step in steps]))
+        self.obs.write(self._start((self.head + count) % self.lines), after[-1])
+        if self.links is not None:  # after the frames: rows of these very lines are looked for, too
+            links = torch.zeros_like(at, dtype=torch.uint8)
+            for back in range(1, self.stack):
+                earlier = ((line - back) % self.lines * self.columns + self.every_column).flatten()
+                frame = torch.cat([step.obs.actor[:, -1 - back] for step in steps])
+                links |= self._link(back, frame, self.obs.actor.index_select(0, earlier))
+            self.links[at] = links
+        self.action[at] = torch.cat([step.action for step in steps]).to(self.action.dtype)
+        self.reward[at] = torch.cat([step.reward for step in steps])
+        terminated = torch.cat([step.terminated for step in steps])
+        truncated = torch.cat([step.truncated for step in steps])
+        self.ends[at] = (terminated * TERMINATED + truncated * TRUNCATED).to(torch.uint8)
+        owner = (line - self.head + self.written) * self.columns + self.every_column
+        self._keep_finals(at, owner.flatten(), terminated | truncated, _together(after))
+        self.written += count
+        self.size = min(self.size + count, self.rows)
         self.moved()
 
     def _find_frames(self, stacks: Tensor) -> Tensor:
         """`links` of rows about to be written at the head, from their whole stacks [N, S, H, W]."""
         links = torch.zeros(self.width, dtype=torch.uint8, device=stacks.device)
         for back in range(1, self.stack):
-            frame = stacks[:, -1 - back].to(self.obs.actor.dtype)
             start = self._start((self.head - back) % self.lines)
-            same = _everywhere(frame == self.obs.actor[start : start + self.width])
-            blank = _everywhere(frame == 0)
-            links |= torch.where(same, 1 << (back - 1), LOST_FRAME * ~blank).to(torch.uint8)
+            earlier = self.obs.actor[start : start + self.width]
+            links |= self._link(back, stacks[:, -1 - back], earlier)
         return links
+
+    def _link(self, back: int, frame: Tensor, earlier: Tensor) -> Tensor:
+        frame = frame.to(earlier.dtype)
+        same, blank = _everywhere(frame == earlier), _everywhere(frame == 0)
+        return torch.where(same, 1 << (back - 1), LOST_FRAME * ~blank).to(torch.uint8)
 
     def _start(self, line: int) -> int:
         """The address where writing into a line begins."""
@@ -210,13 +242,15 @@ class Ring:
         running = self.ends[line] == 0
         self.ends[line] += running * TRUNCATED
         ahead = self.obs.gather(self.head * self.columns + self.every_column)
-        self._keep_finals(line, self.written - 1, running, ahead)
+        owner = (self.written - 1) * self.columns + self.every_column
+        self._keep_finals(line, owner, running, ahead)
 
-    def _keep_finals(self, line: slice, row: int, ended: Tensor, last: Parts) -> None:
+    def _keep_finals(self, line: slice | Tensor, owner: Tensor, ended: Tensor, last: Parts) -> None:
+        """Of rows at `line` with the names `owner`."""
         place = (self.final_count + torch.cumsum(ended, 0) - 1) % self.finals
         place = torch.where(ended, place, self.finals)
         self.final_obs.scatter(place, last)
-        self.final_owner[place] = row * self.columns + self.every_column
+        self.final_owner[place] = owner
         self.entry[line] = torch.where(ended, place, self.entry[line]).to(torch.int32)
         self.final_count += ended.sum()
 
@@ -236,10 +270,13 @@ class Ring:
         """Age and column of rows that are all equally likely, from u [2, B] float64, uniform on [0, 1)."""
         return (u[0] * self.filled).long(), (u[1] * self.columns).long()
 
-    def line(self, age: int) -> Tensor:
-        """Addresses of the rows of one age, in the columns that are written to."""
-        start = (self.written - self.size + age) % self.lines * self.columns
-        return start + self.every_column
+    def line(self, age: int, count: int = 1) -> Tensor:
+        """Addresses of the rows of one age, or of `count` ages from it on, in the columns that are written to."""
+        first = self.written - self.size + age
+        if count == 1:
+            return first % self.lines * self.columns + self.every_column
+        line = torch.arange(first, first + count, device=self.every_column.device) % self.lines
+        return (line.unsqueeze(1) * self.columns + self.every_column).flatten()
 
     def row_id(self, age: Tensor, column: Tensor) -> Tensor:
         """A number that names a row for ever, also after another has taken its place."""
@@ -347,6 +384,12 @@ def final_entries(spec: EnvSpec, rows: int, share: float) -> int:
     if spec.episode_length:
         by_limit = (math.ceil(rows / spec.episode_length) + 1) * spec.num_envs
     return min(max(by_share, by_limit, spec.num_envs), (rows + 1) * spec.num_envs)
+
+
+def _together(parts: Sequence[Parts]) -> Parts:
+    actor = torch.cat([actor for actor, _ in parts])
+    kept = [privileged for _, privileged in parts if privileged is not None]
+    return actor, torch.cat(kept) if kept else None
 
 
 def _everywhere(flag: Tensor) -> Tensor:

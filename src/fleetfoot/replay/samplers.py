@@ -40,8 +40,8 @@ class Sampler(Protocol):
 
     def draw(self, rows: int, ring: Ring) -> Drawn: ...
 
-    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
-        """The ring has just taken a line; td_error (one per row of it) absolute, or None where nobody knows it yet."""
+    def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
+        """The ring has just taken so many lines; td_error (one per row) absolute, or None where nobody knows it yet."""
         ...
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
@@ -109,7 +109,7 @@ class Uniform:
             2, rows, generator=self.generator, device=self.device, dtype=torch.float64
         )
 
-    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+    def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
         """There are no priorities."""
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
@@ -205,16 +205,17 @@ class Proportional:
         u = torch.empty(rows, dtype=torch.float64, device=self.device)
         return u.uniform_(0.0, most, generator=self.generator)
 
-    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+    def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
         if td_error is None:
-            priority = self.largest.expand(ring.width)
+            priority = self.largest.expand(lines * ring.width)
         else:
             priority = self._priority(td_error)
             self.largest = torch.maximum(self.largest, priority.amax())
-        # Rows of age -1 have just lost their place, or never had one.
-        leaf = torch.cat([ring.line(ring.size - 1), ring.line(-1)])
-        self.set_priority(leaf, torch.cat([priority, torch.zeros_like(priority)]))
-        self._clear(self.eviction.appended(ring))
+        # Rows of age -1 have just lost their place, or never had one. Of several lines that did, some are new again.
+        lost = min(lines, ring.stack)
+        leaf = torch.cat([ring.line(ring.size - lines, lines), ring.line(-lost, lost)])
+        self.set_priority(leaf, torch.cat([priority, priority.new_zeros(lost * ring.width)]))
+        self._clear(self.eviction.appended(ring, lines))
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         if td_error is None:

@@ -33,7 +33,7 @@ class SeedsUniform:
         weight = torch.ones(age.numel(), device=age.device)
         return Drawn(age.flatten(), column.flatten(), weight)
 
-    def appended(self, ring: Ring, td_error: Tensor | None) -> None:
+    def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
         """There are no priorities."""
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:

@@ -26,6 +26,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -176,34 +177,53 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
     def over() -> bool:
         return run.vec_steps >= recipe.total_vec_steps or asked()
 
+    learning_seconds = 0.0  # of the last update
     run.publish()
     fleet.ask()
     while not over():
         warm = cfg.free and run.vec_steps >= recipe.pace.warmup_vec_steps
         warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
         ready = warm and run.lead.allows(recipe.batch_size)
+        begun = time.perf_counter()
         for block in fleet.blocks(
             most=cfg.actors * cfg.blocks_ahead if cfg.free else 1,
             timeout=0.0 if ready else WAIT_SECONDS,
             ask=not cfg.lockstep,  # the actor goes on while its block is learned from
         ):
             td_error = None if block.td_error is None else to_tensors(block.td_error).to(run.device)
-            for i, transition in enumerate(unpack_lines(block.lines, run.spec, run.device)):
-                agent.observe(transition)
-                error = None if td_error is None else td_error[i]
-                replay.append(transition, error, block.actor)
-                if run.collected(transition, block.actor):
-                    owed = run.pace.owed()
-                    learn(0 if cfg.free else owed)
+            lines = unpack_lines(block.lines, run.spec, run.device)
+            if cfg.free:
+                steps = list(lines)
+                for transition in steps:
+                    agent.observe(transition)
+                replay.append_lines(steps, td_error, block.actor)
+                for _ in range(run.collected(steps, block.actor)):
+                    run.vec_steps += 1
+                    run.pace.owed()
                     run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
                     if over():
                         break
+            else:
+                for i, transition in enumerate(lines):
+                    agent.observe(transition)
+                    error = None if td_error is None else td_error[i]
+                    replay.append(transition, error, block.actor)
+                    if run.collected([transition], block.actor):
+                        run.vec_steps += 1
+                        learn(run.pace.owed())
+                        run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
+                        if over():
+                            break
             run.note(block)
             if over():
                 break
+            if ready and time.perf_counter() - begun > learning_seconds:
+                break  # who collects gets as much of the learner's time as learning itself, not more
         if ready and not over():  # what is saved last is what is returned
             run.lead.spend(recipe.batch_size)
+            begun = time.perf_counter()
             learn(1)
+            learning_seconds = time.perf_counter() - begun
         if run.vec_steps - run.published_at >= cfg.publish_every_vec_steps or cfg.lockstep:
             run.publish()
         if cfg.lockstep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,17 +127,19 @@ class FleetRun(Learning):
         self.replay.cut(actor)
         self.episodes[actor].restart()
 
-    def collected(self, fresh: Transition, actor: int) -> bool:
-        """Note a line of one actor; is a vec step (as many rows as there are environments) complete with it?"""
-        self.lines[actor] += 1
-        self.received_rows += len(fresh.reward)
-        self.lead.earn(len(fresh.reward))
-        self.episodes[actor].update(fresh.reward, fresh.terminated | fresh.truncated)
-        seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
-        self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
-        complete = sum(self.lines) // self.cfg.actors > self.vec_steps
-        self.vec_steps += complete
-        return complete
+    def collected(self, steps: Sequence[Transition], actor: int) -> int:
+        """Note lines of one actor; how many vec steps (as many rows as there are environments) are complete by now
+        that were not before?"""
+        self.lines[actor] += len(steps)
+        rows = sum(len(fresh.reward) for fresh in steps)
+        self.received_rows += rows
+        self.lead.earn(rows)
+        for fresh in steps:
+            self.episodes[actor].update(fresh.reward, fresh.terminated | fresh.truncated)
+        last = steps[-1]
+        seen = {"env/obs_magnitude": last.next_obs.actor.float().abs().mean()}
+        self.log.add(seen | {"env/reward": torch.stack([s.reward for s in steps]), **last.info})
+        return sum(self.lines) // self.cfg.actors - self.vec_steps
 
     def learned_from(self, batch: Batch, metrics: dict[str, Tensor]) -> None:
         self.owed = 1
