@@ -18,6 +18,7 @@ from fleetfoot.recipes import (
     gorila_dqn,
     pql,
     sac,
+    vpl,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -34,6 +35,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **bro.RECIPES,
     **dac.RECIPES,
     **sac.RECIPES,
+    **vpl.RECIPES,
 }
 
 

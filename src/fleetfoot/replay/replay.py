@@ -58,6 +58,7 @@ class ReplayConfig:
         """`writers`: so many workers append, each the steps of its own share of the environments."""
         if self.n_step < 1:
             raise UserError(f"replay.n_step must be at least 1, not {self.n_step}.")
+        self.sampler.check(self.n_step)
         rows = self.rows(spec)
         self._check_fit(spec, rows, device)
         ring = self._ring(spec, rows, device, writers)
@@ -132,8 +133,17 @@ class Replay:
         """Which rows; `gather` reads them."""
         return self.sampler.draw(rows, self.ring)
 
-    def gather(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
+    def gather(
+        self, age: Tensor, column: Tensor, weight: Tensor, held_out: Drawn | None = None
+    ) -> Batch:
         """The rows drawn, folded."""
+        batch = self._folded(age, column, weight)
+        if held_out is None:
+            return batch
+        apart = self._folded(held_out.age, held_out.column, held_out.weight)
+        return batch._replace(held_out=apart)
+
+    def _folded(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
         ring = self.ring
         ages = age.unsqueeze(1) + self.window  # [B, n]
         at = ring.address(ages, column.unsqueeze(1)).flatten()
