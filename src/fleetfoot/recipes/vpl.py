@@ -64,7 +64,7 @@ def pendulum() -> Recipe:
         agent=agent,
         explorer=AsSampledConfig(random_vec_steps=50),
         replay=ReplayConfig(capacity=100_000, sampler=HeldOutUniformConfig()),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=50),
+        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=250, episodes=16),
         log=LogConfig(every_vec_steps=50),
