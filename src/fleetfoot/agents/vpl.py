@@ -255,7 +255,8 @@ class VPL:
 
     @torch.no_grad()
     def q(self, obs: Obs, action: Tensor) -> Tensor:
-        return self.bound(self.critic(obs, action).float().squeeze(-1))
+        q: Tensor = self.bound(self.critic(obs, action).float().squeeze(-1))
+        return q
 
     def state_dict(self) -> dict[str, Any]:
         kept = {name: getattr(self, name).state_dict() for name in self._stateful()}
