@@ -106,6 +106,9 @@ class Batch(NamedTuple):
     next_obs: Obs  # what followed the window
     weight: Tensor  # [B] importance of each row
     row_id: Tensor  # [B] int64, for `Replay.reprioritize`
+    held_out: Batch | None = (
+        None  # other rows, that are never learned from, where the sampler holds some out
+    )
 
 
 @dataclass(frozen=True)

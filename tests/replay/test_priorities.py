@@ -88,7 +88,8 @@ def test_the_smallest_priority_of_the_buffer_follows_what_is_overwritten() -> No
     stream = Stream(make_spec(1), 0, 0.0)
     for error in (1.0, 8.0, 2.0):  # the 1 is overwritten
         replay.append(stream.step(), torch.tensor([error]))
-    weight = dict(zip(*(x.tolist() for x in replay.sample(100)[-1:-3:-1]), strict=True))
+    batch = replay.sample(100)
+    weight = dict(zip(batch.row_id.tolist(), batch.weight.tolist(), strict=True))
     assert weight == {1: pytest.approx(0.25, rel=1e-5), 2: pytest.approx(1.0)}
 
 

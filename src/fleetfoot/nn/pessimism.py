@@ -18,6 +18,7 @@ An agent with any of them values actions by `bound(q)`, in targets and in the po
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from fleetfoot.part import UserError, part
 
 Source: TypeAlias = Literal["nothing", "batch", "held_out", "returns"]
+LEAST = 1e-3  # the least beta of a softplus
 
 
 class Bound(nn.Module):
@@ -44,11 +46,13 @@ class Bound(nn.Module):
     def forward(self, q: Tensor) -> Tensor:
         return q.mean(0) - self.beta() * self.spread(q)
 
-    def loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(
+        self, gap: Tensor, slope: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What beta goes down, and the means of both arguments. All of them are constants but beta.
 
         gap [B] = y - mean_i Q_i(s, a), where the target y was made with the beta of now; slope [B] = -dy / dbeta =
-        discount * spread of the target critics at (s', a').
+        discount * spread of the target critics at (s', a'); weight [B]: of each row, 1 where there is none.
         """
         raise NotImplementedError(f"{type(self).__name__} does not learn from rows")
 
@@ -60,6 +64,9 @@ class Bound(nn.Module):
 
     def constrain_(self) -> None:
         """Keep beta in its range, after each optimiser step."""
+
+    def restart_(self) -> None:
+        """Forget what `follow_` took in."""
 
 
 class BoundConfig(Protocol):
@@ -95,6 +102,8 @@ class LearnedBoundConfig:
     """bias: half the square of the mean gap; mse: half the mean of its square, which noise in rewards drives too."""
     normalize: bool = True
     """Divide the gap by a running mean of the slope, so that the loss does not depend on the scale of rewards."""
+    kind: Literal["free", "softplus"] = "free"
+    """free: beta itself is learned and may be negative; softplus: beta = log(1 + exp(x)) > 0, and x is learned."""
     beta_min: float = -2.0
     beta_max: float = 5.0
 
@@ -103,6 +112,8 @@ class LearnedBoundConfig:
             raise UserError(
                 f"bound.beta ({self.beta}) must lie between beta_min ({self.beta_min}) and beta_max ({self.beta_max})."
             )
+        if self.kind == "softplus" and self.beta < LEAST:
+            raise UserError(f"bound.beta must be at least {LEAST} for a softplus, not {self.beta}.")
         return LearnedBound(self)
 
 
@@ -122,32 +133,54 @@ class LearnedBound(Bound):
         super().__init__()
         self.cfg = cfg
         self.learns_from = cfg.learns_from
-        self.level = nn.Parameter(torch.tensor(float(cfg.beta)))
+        self.level = nn.Parameter(torch.tensor(self._raw(cfg.beta)))
         self.register_buffer("running_slope", torch.zeros(()))  # zero: none so far
 
-    def loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _raw(self, beta: float) -> float:
+        """What is learned, for a beta."""
+        if self.cfg.kind == "free":
+            return float(beta)
+        return math.log(math.expm1(max(beta, LEAST)))
+
+    def _now(self) -> Tensor:
+        return self.level if self.cfg.kind == "free" else nn.functional.softplus(self.level)
+
+    def beta(self) -> Tensor:
+        return self._now().detach()
+
+    def loss(
+        self, gap: Tensor, slope: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight = torch.ones_like(gap) if weight is None else weight
+        weight = weight / weight.mean().clamp(min=1 / len(weight))  # also where all are zero
         gap, slope = gap.detach(), slope.detach()
-        moving = (
-            gap - (self.level - self.level.detach()) * slope
-        )  # the same numbers, with a gradient
+        mean_gap, mean_slope = (weight * gap).mean(), (weight * slope).mean()
+        now = self._now()
+        moving = gap - (now - now.detach()) * slope  # the same numbers, with a gradient
         if self.cfg.form == "bias":
             half = len(gap) // 2
+            moving = weight * moving
             loss = 0.5 * moving[:half].mean() * moving[half:].mean()
         else:
-            loss = 0.5 * moving.square().mean()
+            loss = 0.5 * (weight * moving.square()).mean()
         if self.cfg.normalize:
             seen = self.running_slope
-            loss = loss / (torch.where(seen > 0, seen, slope.mean()) + self.EPS).square()
-        return loss, gap.mean(), slope.mean()
+            loss = loss / (torch.where(seen > 0, seen, mean_slope) + self.EPS).square()
+        return loss, mean_gap, mean_slope
 
     @torch.no_grad()
     def follow_(self, slope: Tensor) -> None:
         seen = self.running_slope
-        seen.copy_(torch.where(seen > 0, torch.lerp(seen, slope, self.RATE), slope))
+        new = torch.where(seen > 0, torch.lerp(seen, slope, self.RATE), slope)
+        seen.copy_(torch.where(slope > 0, new, seen))  # zero: there were no rows
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        self.level.clamp_(self.cfg.beta_min, self.cfg.beta_max)
+        self.level.clamp_(self._raw(self.cfg.beta_min), self._raw(self.cfg.beta_max))
+
+    @torch.no_grad()
+    def restart_(self) -> None:
+        self.running_slope.zero_()
 
 
 @part

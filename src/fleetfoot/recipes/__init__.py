@@ -19,6 +19,7 @@ from fleetfoot.recipes import (
     gorila_dqn,
     pql,
     sac,
+    vpl,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -36,6 +37,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **dac.RECIPES,
     **brc.RECIPES,
     **sac.RECIPES,
+    **vpl.RECIPES,
 }
 
 

@@ -66,6 +66,7 @@ class ReplayConfig:
         must fit on the device as well, for a memory of as many rows that is allocated later."""
         if self.n_step < 1:
             raise UserError(f"replay.n_step must be at least 1, not {self.n_step}.")
+        self.sampler.check(self.n_step)
         rows = self.rows(spec)
         compact = replace(self, storage="bf16")._bytes(spec, rows)
         self.check_fit(spec, device, self._bytes(spec, rows) + beside, compact + beside)
@@ -150,8 +151,17 @@ class Replay:
         """Which rows; `gather` reads them."""
         return self.sampler.draw(rows, self.ring)
 
-    def gather(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
+    def gather(
+        self, age: Tensor, column: Tensor, weight: Tensor, held_out: Drawn | None = None
+    ) -> Batch:
         """The rows drawn, folded."""
+        batch = self._folded(age, column, weight)
+        if held_out is None:
+            return batch
+        apart = self._folded(held_out.age, held_out.column, held_out.weight)
+        return batch._replace(held_out=apart)
+
+    def _folded(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
         ring = self.ring
         ages = age.unsqueeze(1) + self.window  # [B, n]
         at = ring.address(ages, column.unsqueeze(1)).flatten()

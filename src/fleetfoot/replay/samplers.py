@@ -22,6 +22,7 @@ class Drawn(NamedTuple):
     age: Tensor  # [B] int64
     column: Tensor  # [B] int64
     weight: Tensor  # [B] importance weight
+    held_out: Drawn | None = None  # rows that are never learned from, where some are held out
 
 
 class Rows(Protocol):
@@ -39,6 +40,10 @@ class Sampler(Protocol):
     """Drawing can be recorded once and repeated: it depends on nothing but the generator and the ring's device."""
 
     def draw(self, rows: int, ring: Ring) -> Drawn: ...
+
+    def apart(self, seed: int) -> Sampler:
+        """Draws from the same rows, all equally likely, with random numbers of its own."""
+        ...
 
     def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
         """The ring has just taken so many lines; td_error (one per row) absolute, or None where nobody knows it yet."""
@@ -62,6 +67,10 @@ class SamplerConfig(Protocol):
     prioritised: ClassVar[bool]
     """Errors of rows change how likely they are drawn."""
 
+    def check(self, n_step: int) -> None:
+        """UserError where rows must not be folded with so many that follow."""
+        ...
+
     def ring_rows(self, rows: int) -> int:
         """Rows that the ring must have for a capacity of `rows`, both per environment."""
         ...
@@ -80,6 +89,9 @@ class UniformConfig:
     """Every row is equally likely."""
 
     prioritised: ClassVar[bool] = False
+
+    def check(self, n_step: int) -> None:
+        """Any will do."""
 
     def ring_rows(self, rows: int) -> int:
         return rows
@@ -102,6 +114,9 @@ class Uniform:
 
     def draw(self, rows: int, ring: Rows) -> Drawn:
         return Drawn(*ring.anywhere(self.shares(rows)), torch.ones(rows, device=self.device))
+
+    def apart(self, seed: int) -> Uniform:
+        return Uniform(seed, self.device)
 
     def shares(self, rows: int) -> Tensor:
         """[2, B], uniform on [0, 1). float64: float32 has too few steps to reach every row of a large ring."""
@@ -148,6 +163,9 @@ class ProportionalConfig:
                     f"replay.sampler.{name} must be 0 or more, not {getattr(self, name)}."
                 )
 
+    def check(self, n_step: int) -> None:
+        """Any will do."""
+
     def ring_rows(self, rows: int) -> int:
         return self.eviction.ring_rows(rows)
 
@@ -192,6 +210,9 @@ class Proportional:
         weight = (value / smallest).pow_(-self.cfg.beta).float()
         age, column = ring.place(leaf)
         return Drawn(age, column, weight)
+
+    def apart(self, seed: int) -> Uniform:
+        return Uniform(seed, self.device)
 
     def _uniform(self, rows: int) -> Tensor:
         """[rows] float64 on [0, 1): independent, or one from each of `rows` equal shares."""

@@ -33,6 +33,10 @@ class SeedsUniform:
         weight = torch.ones(age.numel(), device=age.device)
         return Drawn(age.flatten(), column.flatten(), weight)
 
+    def apart(self, seed: int) -> SeedsUniform:
+        own = [Uniform(seed + i, sampler.device) for i, sampler in enumerate(self.samplers)]
+        return SeedsUniform(own, self.columns)
+
     def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
         """There are no priorities."""
 
@@ -55,7 +59,10 @@ class SeedsReplay(Replay):
 
     sampler: SeedsUniform
 
-    def gather(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
+    def gather(
+        self, age: Tensor, column: Tensor, weight: Tensor, held_out: Drawn | None = None
+    ) -> Batch:
+        assert held_out is None
         seeds = len(self.sampler.samplers)
 
         def split(x: Tensor) -> Tensor:

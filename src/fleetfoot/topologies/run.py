@@ -29,7 +29,6 @@ from fleetfoot.part import UserError, to_json
 from fleetfoot.ranks import ALONE, Ranks, here
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.replay.replay import Replay
-from fleetfoot.replay.samplers import Uniform
 from fleetfoot.topologies.sharded import (
     bind,
     carried_over,
@@ -446,9 +445,12 @@ class Run(Learning):
 
     def diagnose(self) -> dict[str, float]:
         """What the agent says of itself, on rows that are drawn apart: no draw of the replay is used up."""
-        sampler = Uniform(self.vec_steps, self.device)
+        sampler = self.replay.sampler.apart(self.vec_steps)
         rows = self.replay.gather(*sampler.draw(self.share.batch_size, self.replay.ring))
-        found = self.diagnosed().diagnose(rows, None)
+        held_out = rows.held_out
+        if held_out is not None and not held_out.weight.any():  # none so far
+            held_out = None
+        found = self.diagnosed().diagnose(rows._replace(held_out=None), held_out)
         return {f"diagnose/{name}": float(value) for name, value in found.items()}
 
     def diagnosed(self) -> DiagnosedAgent:

@@ -1,0 +1,274 @@
+"""VPL: validation pessimism learning. SAC that learns, on rows held out, how far to mistrust its critics.
+
+Nauman, Ostaszewski & Cygan, "A Case for Validation Buffer in Pessimistic Actor-Critic", arXiv 2403.01014. With R, d the
+folded reward and discount, alpha the temperature, Q_mean and Q_spread the mean and half the distance of two critics:
+
+    (1)  a', log pi' ~ policy(s'),   y_beta = R + d (Q_mean - beta Q_spread - alpha log pi'),   target critics
+    (2)  critic loss = sum_i mean_batch (Q_i(s, a) - y_beta)^2
+    (3)  critic_target <- (1 - tau) critic_target + tau critic
+    (4)  policy loss = mean_batch [alpha log pi(a|s) - (Q_mean - beta' Q_spread)(s, a)],   a ~ policy(s),
+         beta' = beta, or `policy_beta`
+    (5)  temperature loss = alpha (H - H*),   H = -mean_batch log pi(a|s),   H* = target_entropy_per_action * A
+    (6)  beta loss = 1/2 (mean_held_out [y_beta - Q_mean(s, a)])^2 / (running mean of d Q_spread)^2, in which beta alone
+         is a variable: targets above what held-out rows are predicted to be worth raise beta, targets below lower it
+
+all six in every update, in this order. Rows that are held out (`replay/held_out.py`) serve (6) and nothing else. beta 1
+is clipped double Q-learning.
+
+What is the paper's, and what is reconstruction. Only the abstract and the introduction of the paper were at hand, and
+no code. From there: a small buffer of transitions that the critic never learns from, on which pessimism is adjusted all
+the time, so that the error of the critic's targets becomes small. Everything else is ours:
+
+    [1] (6), its two forms (`bound.form`: bias, mse), its normalisation, the free or softplus beta and its range.
+    [2] Q_mean(s, a) of the critics themselves, against y of the target critics. The bias form multiplies the means of
+        two halves of the held-out rows, since the square of one mean is too large by its variance.
+    [3] The share of 1/16 and its choice by whole episodes.
+    [4] Adam with beta1 0.5 for beta, as the first author's other systems have it for single numbers.
+    [5] Resets return to the same initial weights and the first beta; the replay keeps all rows in their sets.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fleetfoot import diagnose
+from fleetfoot.agents.agent import Pattern
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.freeze import frozen
+from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
+from fleetfoot.nn.reset import Initial
+from fleetfoot.nn.scalar import Temperature
+from fleetfoot.ops.polyak import polyak_
+from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.part import UserError, part
+
+Metrics = dict[str, Tensor]
+NET = MLPConfig(hidden=(256, 256), start="orthogonal")
+
+
+@part
+class VPLConfig:
+    bound: LearnedBoundConfig | FixedBoundConfig = LearnedBoundConfig()
+    """Where beta comes from: rows held out; with learns_from="batch", the rows that the critics learn from (for
+    comparison); or a fixed number."""
+    policy_beta: float | None = None
+    """Pessimism of the policy's loss; None: beta."""
+    reset_every_updates: int = 0
+    """All weights, beta and optimisers begin anew after so many updates, and the replay stays; 0: never."""
+    tau: float = 0.005
+    alpha: float = 1.0
+    """Temperature at the start."""
+    target_entropy_per_action: float = -0.5
+    log_std_min: float = -10.0
+    log_std_max: float = 2.0
+    normalize_obs: bool = False
+    task_embedding: int = 32
+    policy_net: NetworkConfig = NET
+    critic_net: NetworkConfig = NET
+    policy_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    critic_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
+    bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+    """Of beta."""
+
+    def build(
+        self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
+    ) -> VPL:
+        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+            raise UserError(
+                f"VPL needs continuous actions and flat observations; {spec.name} has "
+                f"{spec.action} and observations of shape {spec.obs_shape}."
+            )
+        if not 0.0 < self.tau <= 1.0:
+            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        if self.reset_every_updates < 0:
+            raise UserError("agent.reset_every_updates must be 0 or more.")
+        return VPL(self, spec, total_updates, seed, device)
+
+
+class VPL:
+    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "alpha_loss", "bound_loss")
+
+    def __init__(
+        self, cfg: VPLConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
+    ):
+        assert isinstance(spec.action, Continuous)
+        self.cfg, self.device = cfg, device
+        self.actions = spec.action.size
+        self.target_entropy = cfg.target_entropy_per_action * self.actions
+        self.critic_noise, self.policy_noise, self.bound_noise = (
+            Noise(seed + i, device) for i in range(3)
+        )
+        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
+            torch.manual_seed(seed)
+            self.norms = ObsNorms(spec, cfg.normalize_obs)
+            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
+            self.gaussian = Gaussian(
+                see,
+                cfg.policy_net,
+                self.actions,
+                log_std_min=cfg.log_std_min,
+                log_std_max=cfg.log_std_max,
+                head_gains=(math.sqrt(2.0), 1.0),
+            ).to(device)
+            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
+            self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, 2).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.alpha = Temperature(cfg.alpha).to(device)
+        self.bound = cfg.bound.build(spec.num_envs).to(device)
+        self.step_critic = cfg.critic_optim.build(
+            self.critic.parameters(), total_updates, self.critic.constrain_
+        )
+        self.step_policy = cfg.policy_optim.build(
+            self.gaussian.parameters(), total_updates, self.gaussian.constrain_
+        )
+        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
+        steppers = [self.step_critic, self.step_policy, self.step_alpha]
+        self.step_bound = None
+        if self.bound.learns_from != "nothing":
+            self.step_bound = cfg.bound_optim.build(
+                self.bound.parameters(), total_updates, self.bound.constrain_
+            )
+            steppers.append(self.step_bound)
+        self.initial = None
+        if cfg.reset_every_updates:
+            kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
+            self.initial = Initial(kept, [*steppers, self.bound])
+        self.updates = 0
+        self.resets = 0
+
+    def observe(self, fresh: Transition) -> None:
+        self.norms.update(fresh.obs)
+        if self.initial is not None and self._resets_due() > self.resets:
+            self.resets = self._resets_due()
+            self.initial.restore_()
+
+    def _resets_due(self) -> int:
+        return self.updates // self.cfg.reset_every_updates
+
+    def update(self, batch: Batch) -> Learned:
+        apart, batch = batch.held_out, batch._replace(held_out=None)
+        rows = len(batch.reward)
+        noise = self.critic_noise.normal(rows, self.actions)
+        loss, metrics, td_error = self.critic_loss(batch, noise)
+        metrics["critic/grad_norm"] = self.step_critic(loss)
+        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
+        self.critic_target.constrain_()
+        with frozen(self.critic):
+            noise = self.policy_noise.normal(rows, self.actions)
+            loss, found, entropy = self.policy_loss(batch.obs, noise)
+            metrics |= found | {"policy/grad_norm": self.step_policy(loss)}
+        self.step_alpha(self.alpha_loss(entropy))
+        if self.step_bound is not None:
+            rows_for_beta = batch if self.bound.learns_from == "batch" else apart
+            if rows_for_beta is None:
+                raise UserError(
+                    "VPL learns its pessimism from rows held out: use --replay.sampler "
+                    "HeldOutUniformConfig, or a bound that learns from the batch."
+                )
+            noise = self.bound_noise.normal(len(rows_for_beta.reward), self.actions)
+            loss, found, slope = self.bound_loss(rows_for_beta, noise)
+            metrics |= found
+            self.step_bound(loss)
+            self.bound.follow_(slope)
+        metrics |= {"bound/beta": self.bound.beta(), "policy/alpha": self.alpha().detach()}
+        self.updates += 1
+        return Learned(metrics, td_error)
+
+    def pattern(self, count: int) -> Pattern:
+        """All updates are alike."""
+        return (False,) * count
+
+    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss (2), metrics, and for each row the absolute error."""
+        target, _ = self.target(batch, noise)  # [B]
+        q = self.critic(batch.obs, batch.action).float().squeeze(-1)  # [E, B]
+        loss = (batch.weight * (q - target).square()).mean(-1).sum()  # (2)
+        q = q.detach()
+        gap = target - q.mean(0)
+        metrics = {
+            "critic/loss": loss.detach(),
+            "critic/q": q.mean(),
+            "critic/spread": self.bound.spread(q).mean(),
+            "critic/gap": gap.mean(),
+        }
+        return loss, metrics, gap.abs()
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(1), and -d target / d beta; [B] both."""
+        action, log_prob = self.gaussian.sample(batch.next_obs, noise)
+        q = self.critic_target(batch.next_obs, action).float().squeeze(-1)  # [E, B]
+        value = self.bound(q) - self.alpha() * log_prob
+        return batch.reward + batch.discount * value, batch.discount * self.bound.spread(q)
+
+    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss (4), metrics, and the entropy of the sampled actions."""
+        action, log_prob = self.gaussian.sample(obs, noise)
+        q = self.critic(obs, action).float().squeeze(-1)
+        own = self.cfg.policy_beta
+        value = self.bound(q) if own is None else q.mean(0) - own * self.bound.spread(q)
+        loss = (self.alpha().detach() * log_prob - value).mean()  # (4)
+        entropy = -log_prob.detach().mean()
+        return loss, {"policy/loss": loss.detach(), "policy/entropy": entropy}, entropy
+
+    def alpha_loss(self, entropy: Tensor) -> Tensor:
+        return self.alpha() * (entropy - self.target_entropy)  # (5)
+
+    def bound_loss(self, rows: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss (6), metrics, and the mean of -d target / d beta. Nothing but beta gets a gradient."""
+        target, slope = self.target(rows, noise)
+        with torch.no_grad():
+            q = self.critic(rows.obs, rows.action).float().squeeze(-1)  # [E, B]
+        loss, gap, slope = self.bound.loss(target - q.mean(0), slope, rows.weight)
+        return loss, {"bound/loss": loss.detach(), "bound/gap": gap}, slope
+
+    @torch.no_grad()
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        found = diagnose.plasticity(self.critic, batch.obs, batch.action)
+        critic = {f"critic/{name}": value for name, value in found.items()}
+        found = diagnose.plasticity(self.gaussian, batch.obs)
+        policy = {f"policy/{name}": value for name, value in found.items()}
+        if held_out is None:
+            return critic | policy
+        training, apart = (self._examine(rows) for rows in (batch, held_out))
+        ratio, difference = diagnose.overfitting(training, apart)
+        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+
+    def _examine(self, rows: Batch) -> Tensor:
+        """The loss (2), as an update would find it, with noise that no update draws."""
+        noise = Noise(self.updates, self.device).normal(len(rows.reward), self.actions)
+        loss, _, _ = VPL.critic_loss(self, rows, noise)  # not the compiled one
+        return loss
+
+    @torch.no_grad()
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        q: Tensor = self.bound(self.critic(obs, action).float().squeeze(-1))
+        return q
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {name: getattr(self, name).state_dict() for name in self._stateful()}
+        return kept | {"updates": self.updates, "resets": self.resets}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self._stateful():
+            getattr(self, name).load_state_dict(state[name])
+        self.updates, self.resets = state["updates"], state["resets"]
+
+    def _stateful(self) -> list[str]:
+        names = ["policy", "critic", "critic_target", "alpha", "bound"]
+        names += ["step_policy", "step_critic", "step_alpha"]
+        names += ["critic_noise", "policy_noise", "bound_noise"]
+        return names + (["step_bound"] if self.step_bound is not None else [])
