@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -37,11 +38,15 @@ def when(folder: Path, vec_steps: int, act: Callable[[], None]) -> threading.Thr
 
 
 def kill(role: str) -> None:
-    """SIGKILL one process that plays a role in this test's own Ray."""
-    mine = psutil.Process().children(recursive=True)
-    found = [p for p in mine if p.cmdline() and p.cmdline()[0].startswith(f"ray::{role}")]
-    assert found, [p.cmdline()[:1] for p in mine]
-    found[0].kill()
+    """SIGKILL one process that plays a role in this test's own Ray, as soon as there is one."""
+    for _ in range(600):
+        mine = psutil.Process().children(recursive=True)
+        for process in mine:
+            with contextlib.suppress(psutil.Error):  # some end while they are looked at
+                if (process.cmdline() or [""])[0].startswith(f"ray::{role}"):
+                    return process.kill()
+        time.sleep(0.05)
+    raise AssertionError(f"no process is {role}")
 
 
 def assert_counters_add_up(folder: Path, recipe: Recipe) -> None:
