@@ -100,7 +100,7 @@ def test_one_update_by_hand() -> None:
     # (4), with the gradient into the vectors, and (5)
     x = torch.cat([batch.obs.actor, unit(table), batch.action], 1)
     log_probs = before.critic.net(x).log_softmax(-1)
-    loss = -(torch.tensor(target) * log_probs).sum(-1).mean(-1).sum()
+    loss = -(batch.weight * (torch.tensor(target) * log_probs).sum(-1)).mean(-1).sum()
     assert found["critic/loss"].item() == pytest.approx(loss.item(), rel=1e-4)
     mine, theirs = list(before.critic.parameters()), list(agent.critic.parameters())
     gradients = torch.autograd.grad(loss, mine)

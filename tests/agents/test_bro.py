@@ -98,7 +98,7 @@ def test_one_update_by_hand() -> None:
             for i in range(3):
                 for j in range(3):
                     u = y[row, j] - theta[row, i]
-                    weight = abs(levels[i] - (u < 0)) / (3 * 2)
+                    weight = batch.weight[row].item() * abs(levels[i] - (u < 0)) / (3 * 2)
                     loss += weight * (0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5)
                     slope[row, i] -= weight * np.clip(u, -1, 1)
         new_w[h], new_b[h] = (
@@ -159,7 +159,8 @@ def test_plain_values_learn_the_squared_error() -> None:
     with torch.no_grad():
         y = agent.target(batch, noise)[:, 0]
         q = agent.critic(batch.obs, batch.action)[..., 0]
-    assert loss.item() == pytest.approx((q - y).square().mean(-1).sum().item(), rel=1e-5)
+    wanted = (batch.weight * (q - y).square()).mean(-1).sum().item()
+    assert loss.item() == pytest.approx(wanted, rel=1e-5)
     torch.testing.assert_close(td_error, (q.mean(0) - y).abs())
 
 

@@ -68,7 +68,7 @@ def test_one_update_by_hand() -> None:
         low = old.critic_target(batch.next_obs, action)[..., 0].amin(0)
         y = batch.reward + batch.discount * (low - alpha * log_prob)  # (1)
     q1, q2 = old.critic(batch.obs, batch.action)[..., 0]
-    critic_loss = ((q1 - y) ** 2 + (q2 - y) ** 2).mean()  # (2)
+    critic_loss = (batch.weight * ((q1 - y) ** 2 + (q2 - y) ** 2)).mean()  # (2)
     assert found["critic/loss"].item() == pytest.approx(critic_loss.item(), rel=1e-4)
     stepped(old.critic, critic_loss, agent.critic)
     pairs = zip(

@@ -80,7 +80,7 @@ def test_one_update_by_hand() -> None:
         value = low(old.critic_target(batch.next_obs, action))
         y = batch.reward + batch.discount * (value - alpha * log_prob)  # (1)
     q1, q2 = old.critic(batch.obs, batch.action)[..., 0]
-    critic_loss = ((q1 - y) ** 2 + (q2 - y) ** 2).mean()  # (2)
+    critic_loss = (batch.weight * ((q1 - y) ** 2 + (q2 - y) ** 2)).mean()  # (2)
     assert found["critic/loss"].item() == pytest.approx(critic_loss.item(), rel=1e-4)
     stepped(old.critic, critic_loss, agent.critic)
     pairs = zip(
@@ -104,6 +104,8 @@ def test_one_update_by_hand() -> None:
         y = apart.reward + apart.discount * (low(q) - agent.alpha() * log_prob)
         gap = y - agent.critic(apart.obs, apart.action)[..., 0].mean(0)
         slope = apart.discount * (q[0, :, 0] - q[1, :, 0]).abs() / 2
+    share = apart.weight / apart.weight.mean()  # of each row
+    gap, slope = share * gap, share * slope
     assert found["bound/gap"].item() == pytest.approx(gap.mean().item(), rel=1e-4)
     one, two = slice(0, 3), slice(3, 6)
     down = -(slope[one].mean() * gap[two].mean() + slope[two].mean() * gap[one].mean())
