@@ -370,8 +370,8 @@ def test_evaluation_tells_tasks_apart() -> None:
         torch.tensor([1.0, 10.0, 3.0]),
         torch.ones(3),
         torch.tensor([1.0, 0.0, 0.0]),
-        ("a", "b", "c"),
-        (0, 1, 0),
+        tasks=("a", "b", "c"),
+        task_ids=(0, 1, 0),
     ).metrics()
     assert (found["eval/return/a"], found["eval/return/b"]) == (2.0, 10.0)
     assert (found["eval/success/a"], found["eval/success/b"]) == (0.5, 0.0)

@@ -315,7 +315,7 @@ def visited(behaviour: nn.Module) -> Tensor:
 
 @pytest.mark.learning
 def test_learns_the_pendulum_and_explores_more_widely_than_its_policy_would(tmp_path: Path) -> None:
-    run = Run.build(recipes.get("dac/pendulum"), tmp_path, None)
+    run = Run.build(replace(recipes.get("dac/pendulum"), threads=1), tmp_path, None)
     agent = run.agent
     assert isinstance(agent, DAC)
     steps = vec_steps(run, overlap=False)

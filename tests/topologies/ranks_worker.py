@@ -23,6 +23,7 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.generators import Noise
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamWConfig
@@ -94,7 +95,8 @@ def trained(name: str, ranks: Ranks) -> dict[str, Any]:
         return draw(rows, 2).tanh()
 
     # FastSAC's noise: the joint draw, of which each rank takes its rows. (What ranks draw by themselves differs.)
-    agent._draw = lambda generator, batch: draw(ROWS, 2)
+    for noise in (v for v in vars(agent).values() if isinstance(v, Noise)):
+        noise.normal = lambda rows, actions: draw(ROWS, actions)  # type: ignore[method-assign]
     for _ in range(STEPS):
         terminated, truncated = draw(ENVS) > 1, draw(ENVS) > 2
         agent.observe(
