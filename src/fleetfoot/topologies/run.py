@@ -132,7 +132,10 @@ class Bookkeeping:
     owed: int = 0  # updates that the vec steps so far call for and that are not made yet
     last_return: float = float("nan")
     best_return: float = float("nan")
-    saved_at: int = -1
+    saved_at: tuple[int, int] = (
+        -1,
+        -1,
+    )  # vec steps and updates: a free learner goes on between two vec steps
     compile_seconds: float = 0.0  # so far, since the process began
 
     def counters(self) -> Counters:
@@ -217,7 +220,7 @@ class Bookkeeping:
 
     def save(self) -> None:
         self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)
-        self.saved_at = self.vec_steps
+        self.saved_at = self.vec_steps, self.updates
 
     def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
         check_same(self.agent, self.ranks)
@@ -242,7 +245,7 @@ class Bookkeeping:
 
     def interrupted(self) -> None:
         """Save at once, unless what would be saved is spoiled or saved already."""
-        if self.saved_at != self.vec_steps:
+        if self.saved_at != (self.vec_steps, self.updates):
             self.tally()
             with self.ranks.agreeing():
                 self.log.flush(self.counters())
@@ -276,7 +279,7 @@ class Bookkeeping:
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
-        self.saved_at = self.vec_steps
+        self.saved_at = self.vec_steps, self.updates
 
     def _load(self, state: dict[str, Any]) -> None:
         self.pace.load_state_dict(state["pace"])
