@@ -154,15 +154,16 @@ class Bookkeeping:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """What compiles at its first use is used for the first time: that does not count as training."""
-        self._wait()
+        self.wait()
         begun = time.perf_counter()
         with self.clock.paused():
             yield
-            self._wait()
+            self.wait()
         self.split.forget()
         self.compile_seconds += time.perf_counter() - begun
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """For all work asked of the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -204,7 +205,7 @@ class Bookkeeping:
         evaluate = last or self._evaluation_due()
         save = last or self.recipe.checkpoint.due(self.vec_steps)
         self.tally()
-        self._wait()  # the clock reads work done, not work asked for
+        self.wait()  # the clock reads work done, not work asked for
         with self.clock.paused():
             with self.ranks.agreeing():
                 metrics = self.log.read(self.counters())
