@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -317,7 +317,7 @@ def test_a_free_learner_shares_its_time_by_what_the_device_takes(
     )
     monkeypatch.setattr(actor_learner_module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(actor_learner_module, "unpack_lines", unpack)
-    actor_learner_module.actor_learner(run, lambda: False)
+    actor_learner_module.actor_learner(cast(Any, run), lambda: False)
     assert set(taken[1:-1]) == {4}, "3 + 3 + 3 seconds are below 10, another 3 are not"
 
 
