@@ -187,6 +187,20 @@ def test_rows_drawn_apart_use_up_no_draw() -> None:
     assert torch.equal(after["generator"]["state"], state["generator"]["state"])
 
 
+def test_lines_appended_together_are_those_appended_one_by_one() -> None:
+    one, many, stream = make(10, 3), make(10, 3), Stream(make_spec(3), 1, end_share=0.3)
+    steps = [stream.step() for _ in range(14)]
+    for step in steps:
+        one.append(step)
+    many.append_lines(steps[:4])
+    many.append_lines(steps[4:])
+    held = [each.sampler.held for each in (one, many)]  # type: ignore[attr-defined]
+    assert held[0].any()
+    assert torch.equal(*held)
+    drawn = [each.sample(20) for each in (one, many)]
+    assert torch.equal(drawn[0].row_id, drawn[1].row_id)
+
+
 def test_wrong_input() -> None:
     with pytest.raises(UserError, match="by episode"):
         make(10, 2, by="transition", n_step=2)

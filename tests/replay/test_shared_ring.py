@@ -168,7 +168,7 @@ def test_a_state_of_other_writers_is_refused() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    counts=st.lists(st.integers(1, 7), min_size=1, max_size=12),
+    counts=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     known=st.booleans(),
 )
 def test_lines_appended_together_are_those_appended_one_by_one(

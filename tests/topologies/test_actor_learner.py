@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -26,6 +27,7 @@ from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.topologies import actor_learner as actor_learner_module
 from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, one_line, remote
@@ -254,6 +256,69 @@ def test_all_blocks_that_are_there_are_taken_at_once() -> None:
     assert (taken, fleet.waits, fleet.asked) == ([1, 2], [0.5, 0.0], 2)
     taken = list(fleet.blocks(most=8, timeout=0.0, ask=True))
     assert (taken, fleet.asked) == ([3], 4), "also where none came: its actor may be a new one"
+
+
+def test_a_free_learner_shares_its_time_by_what_the_device_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An update is asked for in no time and takes 10 seconds of the device, a block takes 3."""
+    now, busy_until, taken = 0.0, 0.0, list[int]()
+
+    class Fleet:
+        def ask(self) -> None: ...
+
+        def blocks(self, most: int, timeout: float, ask: bool) -> Iterator[Any]:
+            taken.append(0)
+            for _ in range(most):
+                taken[-1] += 1
+                yield SimpleNamespace(td_error=None, lines=[], actor=0)
+
+    def unpack(*block: Any) -> list[Any]:
+        nonlocal now
+        now = max(now, busy_until) + 3.0  # copying to the device waits for it
+        return []
+
+    def update(batch: Any) -> Any:
+        nonlocal busy_until
+        busy_until = max(now, busy_until) + 10.0
+        return SimpleNamespace(td_error=None, metrics={})
+
+    class Made(SimpleNamespace):
+        def wait(self) -> None:
+            nonlocal now
+            now = max(now, busy_until)
+
+        def bookkeep(self, last: bool) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: None
+
+    recipe = SimpleNamespace(
+        precision="float32",
+        execution="eager",
+        batch_size=4,
+        total_vec_steps=40,
+        pace=SimpleNamespace(warmup_vec_steps=0),
+    )
+    batch = SimpleNamespace(row_id=None)
+    replay = Made(batches=lambda count, rows: [batch] * count)
+    run = Made(
+        recipe=recipe,
+        agent=Made(update=update, losses=()),
+        replay=replay,
+        fleet=Fleet(),
+        cfg=ActorLearnerConfig(free=True, actors=4, blocks_ahead=2),
+        device=torch.device("cpu"),
+        pace=Made(held_vec_steps=0),
+        lead=Made(allows=lambda rows: True),
+        vec_steps=0,
+        published_at=0,
+        collected=lambda steps, actor: 1,
+    )
+    monkeypatch.setattr(actor_learner_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(actor_learner_module, "unpack_lines", unpack)
+    actor_learner_module.actor_learner(cast(Any, run), lambda: False)
+    assert set(taken[1:-1]) == {4}, "3 + 3 + 3 seconds are below 10, another 3 are not"
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

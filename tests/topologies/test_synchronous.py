@@ -32,7 +32,7 @@ from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rollout import rollout as true_rollout
 from fleetfoot.speed import Compiled
 from fleetfoot.topologies import synchronous as synchronous_module
-from fleetfoot.topologies.run import Clock
+from fleetfoot.topologies.run import Clock, Run
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 
@@ -325,6 +325,20 @@ def test_the_clock_stands_still_while_paused_and_goes_on_where_it_was() -> None:
     clock.restart(100.0)
     now[0] = 51.5
     assert clock.seconds() == 100.5
+
+
+def test_an_interruption_saves_what_was_learned_since_the_last_save(tmp_path: Path) -> None:
+    """Free learners make updates between two vec steps."""
+    run = Run.build(small("fast_td3/pendulum"), tmp_path, None)
+    try:
+        for updates in (0, 3, 3):
+            run.updates = updates
+            run.interrupted()
+            assert checkpoint.load(tmp_path).state["updates"] == updates
+        folder = json.loads((tmp_path / "checkpoints" / "last.json").read_text())["folder"]
+        assert folder.endswith("-2"), "the third time there is nothing new"
+    finally:
+        run.close()
 
 
 def test_evaluations_save_the_best_policy_and_nothing_else(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class HeldOutUniform:
     """
 
     capturable = True
+    takes_lines = False  # which rows are held out depends on the line before
 
     def __init__(self, cfg: HeldOutUniformConfig, ring: Ring, seed: int, device: torch.device):
         self.cfg, self.device = cfg, device
@@ -101,7 +102,7 @@ class HeldOutUniform:
         return other
 
     def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
-        assert lines == 1  # several at once come from actors, whom `build_sampler` refuses
+        assert lines == 1
         newest = ring.line(ring.size - 1)
         u = torch.rand(ring.width, generator=self.membership, device=self.device)
         chosen = u < self.cfg.share

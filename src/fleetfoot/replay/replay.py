@@ -131,10 +131,15 @@ class Replay:
         self, steps: Sequence[Transition], td_error: Tensor | None = None, writer: int = 0
     ) -> None:
         """Store several vec steps that follow one another, in a few operations for all of them; td_error [L, N]."""
-        self.ring.write_as(writer)
-        self.ring.append_lines(steps)
-        known = None if td_error is None else td_error.flatten()
-        self.sampler.appended(self.ring, known, len(steps))
+        ring = self.ring
+        ring.write_as(writer)
+        # At once no more than the ring has rows, and than its side table has room for if every row ends.
+        most = min(ring.rows, ring.finals // ring.width) if self.sampler.takes_lines else 1
+        for at in range(0, len(steps), most):
+            some = steps[at : at + most]
+            ring.append_lines(some)
+            known = None if td_error is None else td_error[at : at + most].flatten()
+            self.sampler.appended(ring, known, len(some))
 
     def cut(self, writer: int | None = None) -> None:
         """The next transition (of one writer, or of all) does not follow from the last one, say because the simulator

@@ -177,19 +177,23 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
     def over() -> bool:
         return run.vec_steps >= recipe.total_vec_steps or asked()
 
-    learning_seconds = 0.0  # of the last update
+    begun = time.perf_counter()  # with the last update
     run.publish()
     fleet.ask()
     while not over():
         warm = cfg.free and run.vec_steps >= recipe.pace.warmup_vec_steps
         warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
         ready = warm and run.lead.allows(recipe.batch_size)
-        begun = time.perf_counter()
+        until = 0.0  # when it is enough of collecting
         for block in fleet.blocks(
             most=cfg.actors * cfg.blocks_ahead if cfg.free else 1,
             timeout=0.0 if ready else WAIT_SECONDS,
             ask=not cfg.lockstep,  # the actor goes on while its block is learned from
         ):
+            if ready and not until:
+                run.wait()  # copying the block would, too, and a GPU's updates take longer than to ask for them
+                now = time.perf_counter()
+                until = now + (now - begun)
             td_error = None if block.td_error is None else to_tensors(block.td_error).to(run.device)
             lines = unpack_lines(block.lines, run.spec, run.device)
             if cfg.free:
@@ -217,13 +221,12 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
             run.note(block)
             if over():
                 break
-            if ready and time.perf_counter() - begun > learning_seconds:
+            if ready and time.perf_counter() > until:
                 break  # who collects gets as much of the learner's time as learning itself, not more
         if ready and not over():  # what is saved last is what is returned
             run.lead.spend(recipe.batch_size)
             begun = time.perf_counter()
             learn(1)
-            learning_seconds = time.perf_counter() - begun
         if run.vec_steps - run.published_at >= cfg.publish_every_vec_steps or cfg.lockstep:
             run.publish()
         if cfg.lockstep:

@@ -21,19 +21,22 @@ class Versions:
     """The newest version of some tensors. Makers and readers have tensors of their own, and copy."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        self.newest = [tensor.detach().clone() for tensor in tensors]
+        """`tensors`: the maker's."""
+        self.made = [tensor.detach() for tensor in tensors]
+        self.newest = [tensor.clone() for tensor in self.made]
         self.number = 0
         self.lock = threading.Lock()
         self.written: torch.cuda.Event | None = None
         self.read: dict[int, torch.cuda.Event] = {}  # by thread
         self.on_gpu = any(tensor.is_cuda for tensor in self.newest)
 
-    def publish(self, tensors: Sequence[Tensor]) -> None:
+    def publish(self) -> None:
+        """The maker's tensors as they are now."""
         with self.lock:
             if self.on_gpu:
                 for event in self.read.values():
                     torch.cuda.current_stream().wait_event(event)
-            _copy_(self.newest, tensors)
+            _copy_(self.newest, self.made)
             if self.on_gpu:
                 self.written = torch.cuda.current_stream().record_event()
             self.number += 1
@@ -66,8 +69,9 @@ class Reader:
 
 @torch.no_grad()
 def _copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    for mine, theirs in zip(into, tensors, strict=True):
-        mine.copy_(theirs)
+    # In one call: between two calls other threads get the interpreter, and it takes time to get it back.
+    if into:
+        torch._foreach_copy_(list(into), list(tensors))
 
 
 def flat(tensors: Sequence[Tensor]) -> list[Any]:

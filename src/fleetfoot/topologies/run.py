@@ -132,7 +132,10 @@ class Bookkeeping:
     owed: int = 0  # updates that the vec steps so far call for and that are not made yet
     last_return: float = float("nan")
     best_return: float = float("nan")
-    saved_at: int = -1
+    saved_at: tuple[int, int] = (
+        -1,
+        -1,
+    )  # vec steps and updates: a free learner goes on between two vec steps
     compile_seconds: float = 0.0  # so far, since the process began
 
     def counters(self) -> Counters:
@@ -151,15 +154,16 @@ class Bookkeeping:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """What compiles at its first use is used for the first time: that does not count as training."""
-        self._wait()
+        self.wait()
         begun = time.perf_counter()
         with self.clock.paused():
             yield
-            self._wait()
+            self.wait()
         self.split.forget()
         self.compile_seconds += time.perf_counter() - begun
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """For all work asked of the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -201,7 +205,7 @@ class Bookkeeping:
         evaluate = last or self._evaluation_due()
         save = last or self.recipe.checkpoint.due(self.vec_steps)
         self.tally()
-        self._wait()  # the clock reads work done, not work asked for
+        self.wait()  # the clock reads work done, not work asked for
         with self.clock.paused():
             with self.ranks.agreeing():
                 metrics = self.log.read(self.counters())
@@ -217,7 +221,7 @@ class Bookkeeping:
 
     def save(self) -> None:
         self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)
-        self.saved_at = self.vec_steps
+        self.saved_at = self.vec_steps, self.updates
 
     def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
         check_same(self.agent, self.ranks)
@@ -242,7 +246,7 @@ class Bookkeeping:
 
     def interrupted(self) -> None:
         """Save at once, unless what would be saved is spoiled or saved already."""
-        if self.saved_at != self.vec_steps:
+        if self.saved_at != (self.vec_steps, self.updates):
             self.tally()
             with self.ranks.agreeing():
                 self.log.flush(self.counters())
@@ -276,7 +280,7 @@ class Bookkeeping:
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
-        self.saved_at = self.vec_steps
+        self.saved_at = self.vec_steps, self.updates
 
     def _load(self, state: dict[str, Any]) -> None:
         self.pace.load_state_dict(state["pace"])

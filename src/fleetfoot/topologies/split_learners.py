@@ -323,8 +323,8 @@ class SplitRun(Run):
         return [transition.obs for transition in fresh], owed
 
     def publish_critic(self) -> None:
-        self.critic.publish(critic_weights(self.valuing))
-        self.statistics.publish(statistics(self.valuing))
+        self.critic.publish()
+        self.statistics.publish()
 
     def policy_round(self) -> None:
         with self.one_at_a_time():
@@ -339,7 +339,7 @@ class SplitRun(Run):
         self.log.add(self.learn_policy(owed))
         self.learned_rounds["policy"] += owed > 0
         self.log.add({"split/policy_learner_critic_lag": float(self.climbing_critic.lag())})
-        self.policy.publish(policy_weights(self.climbing))
+        self.policy.publish()
         self.policy_updates += owed
         self.policy_split.next_vec_step()
 
@@ -365,7 +365,7 @@ class SplitRun(Run):
             self.climbing_statistics.refresh()
             if self.valuing.updates % self.valuing.policy_every == 0:
                 self.log.add(self.learn_policy(1))
-                self.policy.publish(policy_weights(self.climbing))
+                self.policy.publish()
                 self.policy_updates += 1
             else:
                 self.seen.sample(self.recipe.batch_size)  # stay at the rows of the critic learner
@@ -411,6 +411,6 @@ class SplitRun(Run):
         for agent in (self.acting, self.climbing):
             agent.load_state_dict(copy.deepcopy(state["agent"]))
         self.publish_critic()
-        self.policy.publish(policy_weights(self.climbing))
+        self.policy.publish()
         self.policy_updates = state["policy_updates"]
         self.tallied = (state["vec_steps"], state["updates"], self.policy_updates)
