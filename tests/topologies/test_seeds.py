@@ -108,10 +108,10 @@ def test_each_seed_learns_what_it_learns_alone(
     for seed, result in zip(seeds, together, strict=True):
         own = replace(recipe, seed=seed)
         alone = own.topology.run(own, tmp_path / f"alone-{seed}", None)
+        assert result.counters.updates == alone.counters.updates == updates
         theirs = alone.policy.state_dict()
         for name, weight in result.policy.state_dict().items():
             torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
-        assert result.counters.updates == alone.counters.updates == updates
         lines = [read_lines(r.folder / "metrics.jsonl") for r in (result, alone)]
         assert [line["vec_steps"] for line in lines[0]] == [line["vec_steps"] for line in lines[1]]
         for one, other in zip(*lines, strict=True):
