@@ -33,8 +33,7 @@ class Initial:
         if self.weights:
             torch._foreach_copy_(self._parameters(), self.weights)
         for module in self.modules:
-            if hasattr(module, "constrain_"):
-                module.constrain_()
+            getattr(module, "constrain_", lambda: None)()
         for stepper in self.steppers:
             stepper.restart_()
 
