@@ -20,6 +20,7 @@ from fleetfoot.nn.controller import ExpConfig
 from fleetfoot.nn.gaussian import Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
+from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 from fleetfoot.part import UserError
 from fleetfoot.topologies.run import Run
@@ -248,6 +249,18 @@ def test_the_optimist_is_renewed(renew: Any) -> None:
     agent.update(make_batch(make_spec()))
     agent.observe(make_transition(make_spec(), 3))
     assert agent.step_optimist.steps == 1
+
+
+@pytest.mark.parametrize("cfg", [SMALL, BROConfig(optimist=None, policy_net=TINY)])
+def test_spectral_norms_of_the_target_are_one_while_learning(cfg: Any) -> None:
+    net, optim = replace(TINY, spectral_norm=True), replace(cfg.critic_optim, lr=0.1)
+    cfg = replace(cfg, critic_net=net, critic_optim=optim, tau=0.5)
+    agent = cfg.build(make_spec(), gamma=0.9, total_updates=100, seed=0, device=CPU)
+    for _ in range(5):
+        agent.update(make_batch(make_spec(), rows=5))
+    layer = next(m for m in agent.critic_target.modules() if isinstance(m, SpectralLinear))
+    norm = torch.linalg.matrix_norm(layer.normalized(), 2)
+    torch.testing.assert_close(norm, torch.ones(2), atol=1e-3, rtol=0)
 
 
 def test_a_full_reset() -> None:

@@ -9,6 +9,7 @@ from fleetfoot.nn.controller import ExpConfig, SquashedConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.normalize import RunningNorm
 from fleetfoot.nn.reset import Initial, due
+from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamWConfig, RMSPropConfig
 from fleetfoot.part import UserError
 
@@ -61,6 +62,18 @@ def test_a_reset_brings_back_weights_and_optimisers_but_not_statistics(
     norm.update(x)
     initial.restore_()
     assert norm.count == 16
+
+
+def test_a_reset_brings_back_what_follows_from_the_weights() -> None:
+    net = MLPConfig(hidden=(8,), spectral_norm=True, start="orthogonal").build(3, 2)
+    layer = next(module for module in net.modules() if isinstance(module, SpectralLinear))
+    initial = Initial([net], [])
+    with torch.no_grad():
+        layer.weight.normal_()
+    net.constrain_()
+    initial.restore_()
+    norm = torch.linalg.matrix_norm(layer.normalized(), 2).item()
+    assert norm == pytest.approx(1.0, abs=1e-3)
 
 
 def test_counts_that_jump_over_a_reset_meet_it() -> None:

@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from fleetfoot import api, recipes
+from fleetfoot.agents.bro import BROConfig
+from fleetfoot.agents.dac import DACConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
+from fleetfoot.agents.sac import ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import AsSampledConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
+from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
@@ -43,21 +49,69 @@ def small() -> Recipe:
         checkpoint=CheckpointConfig(every_vec_steps=20),
         log=LogConfig(every_vec_steps=10, console=False, tensorboard=False),
         num_envs=4,
+        threads=1,
         batch_size=16,
         total_vec_steps=40,
     )
 
 
-def test_each_seed_learns_what_it_learns_alone(tmp_path: Path) -> None:
-    recipe, seeds = small(), [3, 4, 7]
+def tanh(**more: Any) -> MLPConfig:
+    """No ReLU: one that rounding switches, of a unit that is hardly ever on, moves its weights by a whole Adam step."""
+    return MLPConfig(hidden=(16,), activation=("tanh",), **more)
+
+
+def with_resets(name: str) -> Recipe:
+    """BRO, DAC or SAC, tiny; 15 of its 20 vec steps have two updates each, and all begins anew before the 11th."""
+    recipe, bro = recipes.get(name), BroNetConfig(width=16, blocks=1)
+    agent: Any = recipe.agent
+    if isinstance(agent, BROConfig):
+        delta = DeltaConfig(net=replace(bro, head_gain=0.01, head_bias=False))
+        nets = {"policy_net": bro, "critic_net": bro, "optimist": delta}
+        agent = replace(agent, resets=(41,), normalize_obs=True, **nets)
+    elif isinstance(agent, DACConfig):
+        nets = {"policy_net": tanh(), "optimist": IndependentConfig(net=tanh())}
+        nets |= {"critic_net": tanh(layer_norm=True)}
+        agent = replace(agent, renew_every=25, resets=(41,), **nets)  # renewed three times
+    else:
+        resets = ResetsConfig(every_updates=10)
+        nets = {"policy_net": tanh(), "critic_net": tanh(spectral_norm=True)}
+        agent = replace(agent, plasticity=resets, **nets)
+    diagnose = isinstance(agent, SACConfig)
+    evaluation = EvaluationConfig(every_vec_steps=0, episodes=2, max_vec_steps=5, diagnose=diagnose)
+    return replace(
+        recipe,
+        agent=agent,
+        explorer=AsSampledConfig(random_vec_steps=5),
+        pace=PaceConfig(updates_per_vec_step=2, warmup_vec_steps=5),
+        evaluation=evaluation,
+        log=LogConfig(every_vec_steps=10, console=False, tensorboard=False),
+        num_envs=4,
+        threads=1,
+        batch_size=16,
+        total_vec_steps=20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "seeds", "updates"),
+    [
+        pytest.param(small(), [3, 4, 7], 70, id="fast_sac"),
+        pytest.param(with_resets("bro/pendulum"), [1, 2], 30, id="bro"),
+        pytest.param(with_resets("dac/pendulum"), [1, 2], 30, id="dac"),
+        pytest.param(with_resets("sac/pendulum/gpl+sn+resets"), [1, 2], 30, id="sac"),
+    ],
+)
+def test_each_seed_learns_what_it_learns_alone(
+    tmp_path: Path, recipe: Recipe, seeds: list[int], updates: int
+) -> None:
     together = train_seeds(recipe, seeds, [tmp_path / f"seed-{seed}" for seed in seeds])
     for seed, result in zip(seeds, together, strict=True):
         own = replace(recipe, seed=seed)
         alone = own.topology.run(own, tmp_path / f"alone-{seed}", None)
+        assert result.counters.updates == alone.counters.updates == updates
         theirs = alone.policy.state_dict()
         for name, weight in result.policy.state_dict().items():
             torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
-        assert result.counters.updates == alone.counters.updates == 70
         lines = [read_lines(r.folder / "metrics.jsonl") for r in (result, alone)]
         assert [line["vec_steps"] for line in lines[0]] == [line["vec_steps"] for line in lines[1]]
         for one, other in zip(*lines, strict=True):

@@ -191,6 +191,7 @@ class BRO:
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
+        self.critic_target.constrain_()
         return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:

@@ -209,6 +209,7 @@ class DAC:
             if self.cfg.renew == "copy":
                 assert isinstance(self.optimist, Independent)
                 polyak_(self.optimist.gaussian, self.gaussian, 1.0)
+                self.optimist.constrain_()
         if due(self.cfg.resets, before, self.env_steps):  # (10)
             self.initial.restore_()
 
@@ -222,6 +223,7 @@ class DAC:
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
+        self.critic_target.constrain_()
         return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:

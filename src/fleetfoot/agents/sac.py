@@ -192,8 +192,6 @@ class SAC:
         if self.initial is not None and self.updates // self._period() > self.resets:
             self.resets = self.updates // self._period()
             self.initial.restore_()
-            self.critic.constrain_()
-            self.critic_target.constrain_()
 
     def update(self, batch: Batch) -> Learned:
         rows = len(batch.reward)

@@ -19,7 +19,8 @@ class Initial:
     """Remembers the parameters of `modules`; `restore_` brings them back and restarts the `steppers`.
 
     Make it once everything is built and nothing has been learned. Every reset returns to these same weights. Buffers
-    (statistics of observations) stay as they are. All is written in place: recordings of an update stay valid.
+    (statistics of observations) stay as they are, but for those that follow from the weights. All is written in place:
+    recordings of an update stay valid.
     """
 
     def __init__(self, modules: Iterable[nn.Module], steppers: Sequence[Restartable]):
@@ -31,6 +32,8 @@ class Initial:
     def restore_(self) -> None:
         if self.weights:
             torch._foreach_copy_(self._parameters(), self.weights)
+        for module in self.modules:
+            getattr(module, "constrain_", lambda: None)()
         for stepper in self.steppers:
             stepper.restart_()
 

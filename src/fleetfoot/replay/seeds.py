@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fleetfoot.data import Batch, Obs
 from fleetfoot.replay.replay import Replay
@@ -35,7 +36,7 @@ class SeedsUniform:
         return Drawn(age.flatten(), column.flatten(), weight)
 
     def apart(self, seed: int) -> SeedsUniform:
-        own = [Uniform(seed + i, sampler.device) for i, sampler in enumerate(self.samplers)]
+        own = [sampler.apart(seed) for sampler in self.samplers]  # as each would alone
         return SeedsUniform(own, self.columns)
 
     def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
@@ -84,3 +85,9 @@ class SeedsReplay(Replay):
             weight=split(flat.weight),
             row_id=split(flat.row_id),
         )
+
+
+def of_seed(batch: Batch, number: int) -> Batch:
+    """[B, S, ...] -> [B, ...]: the rows of one seed."""
+    own: Batch = tree_map(lambda x: x[:, number] if isinstance(x, Tensor) else x, batch)
+    return own

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fleetfoot.agents.agent import Agent, DiagnosedAgent
 from fleetfoot.checkpoint import Checkpoint
-from fleetfoot.data import EnvSpec, Obs, Transition
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Belief, Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
@@ -447,10 +447,14 @@ class Run(Learning):
             metrics = self.evaluator(self.agent.policy, belief).metrics() | self.diagnose()
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 
-    def diagnose(self) -> dict[str, float]:
-        """What the agent says of itself, on rows that are drawn apart: no draw of the replay is used up."""
+    def rows_apart(self) -> Batch:
+        """Rows to examine; no draw of the replay is used up."""
         sampler = self.replay.sampler.apart(self.vec_steps)
-        rows = self.replay.gather(*sampler.draw(self.share.batch_size, self.replay.ring))
+        return self.replay.gather(*sampler.draw(self.share.batch_size, self.replay.ring))
+
+    def diagnose(self) -> dict[str, float]:
+        """What the agent says of itself."""
+        rows = self.rows_apart()
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfoot.data import EnvSpec, Obs, Transition
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.joined import Joined
 from fleetfoot.explore import AsSampled
 from fleetfoot.log import EpisodeStats
@@ -25,7 +25,7 @@ from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import Uniform, UniformConfig
-from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform
+from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform, of_seed
 from fleetfoot.speed import learner
 from fleetfoot.stack import stack
 from fleetfoot.topologies.run import Interrupt, Run
@@ -36,6 +36,8 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 class SeedRun(Run):
     """One of the seeds. The replay is all seeds' own, so it is not saved: a run that goes on alone fills a new one."""
 
+    number: int = 0  # among the seeds
+
     @classmethod
     def env_device(cls, recipe: Recipe, device: torch.device) -> torch.device:
         # What comes from the CPU travels to the device for all seeds at once.
@@ -43,6 +45,9 @@ class SeedRun(Run):
 
     def tally(self) -> None:
         """Its counts come from the meter of all seeds."""
+
+    def rows_apart(self) -> Batch:
+        return of_seed(super().rows_apart(), self.number)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -65,6 +70,7 @@ def train_seeds(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -
             log = recipe.log if not runs else replace(recipe.log, console=False)  # one is watched
             own = replace(recipe, seed=seed, log=log)
             runs.append(SeedRun.build(own, folder, None, make_replay))
+            runs[-1].number = len(runs) - 1
             stack_of_runs.callback(runs[-1].close)
         return Together(runs).train()
 
