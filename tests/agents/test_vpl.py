@@ -20,6 +20,7 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
+from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
@@ -80,7 +81,7 @@ def test_one_update_by_hand() -> None:
         value = low(old.critic_target(batch.next_obs, action))
         y = batch.reward + batch.discount * (value - alpha * log_prob)  # (1)
     q1, q2 = old.critic(batch.obs, batch.action)[..., 0]
-    critic_loss = ((q1 - y) ** 2 + (q2 - y) ** 2).mean()  # (2)
+    critic_loss = (batch.weight * ((q1 - y) ** 2 + (q2 - y) ** 2)).mean()  # (2)
     assert found["critic/loss"].item() == pytest.approx(critic_loss.item(), rel=1e-4)
     stepped(old.critic, critic_loss, agent.critic)
     pairs = zip(
@@ -104,6 +105,7 @@ def test_one_update_by_hand() -> None:
         y = apart.reward + apart.discount * (low(q) - agent.alpha() * log_prob)
         gap = y - agent.critic(apart.obs, apart.action)[..., 0].mean(0)
         slope = apart.discount * (q[0, :, 0] - q[1, :, 0]).abs() / 2
+        gap, slope = (apart.weight / apart.weight.mean() * each for each in (gap, slope))
     assert found["bound/gap"].item() == pytest.approx(gap.mean().item(), rel=1e-4)
     one, two = slice(0, 3), slice(3, 6)
     down = -(slope[one].mean() * gap[two].mean() + slope[two].mean() * gap[one].mean())
@@ -265,6 +267,34 @@ def test_a_reset_brings_back_the_first_beta() -> None:
     assert not agent.bound.get_buffer("running_slope").any()
     assert agent.step_bound is not None
     assert agent.step_bound.steps == 0
+
+
+def test_a_reset_brings_back_spectral_norms_too() -> None:
+    """The singular vectors are no parameters, so they belong to the weights from before."""
+    net = MLPConfig(hidden=(16, 16), start="orthogonal", spectral_norm=True)
+    agent = make_agent(VPLConfig(policy_net=net, critic_net=net, reset_every_updates=1))
+    spectral = [m for n in ("gaussian", "critic", "critic_target") for m in layers(agent, n)]
+    agent.update(with_held_out())
+    with torch.no_grad():
+        for layer in spectral:
+            layer.u.copy_(layer.u.roll(1, -1))
+    agent.observe(make_transition(make_spec(), 0))
+    for layer in spectral:
+        norms = torch.linalg.matrix_norm(layer.normalized(), 2)
+        torch.testing.assert_close(norms, torch.ones_like(norms), atol=1e-3, rtol=0)
+
+
+def layers(agent: VPL, name: str) -> list[SpectralLinear]:
+    return [m for m in getattr(agent, name).modules() if isinstance(m, SpectralLinear)]
+
+
+def test_metrics_stay_what_they_were() -> None:
+    """The beta that an update tells is not the one that later updates change."""
+    agent = make_agent()
+    told = agent.update(with_held_out()).metrics["bound/beta"]
+    before = told.item()
+    agent.update(with_held_out(seed=1))
+    assert told.item() == before != agent.bound.beta().item()
 
 
 def test_saved_and_restored_agents_go_on_exactly() -> None:

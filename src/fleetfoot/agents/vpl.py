@@ -154,6 +154,8 @@ class VPL:
         if self.initial is not None and self._resets_due() > self.resets:
             self.resets = self._resets_due()
             self.initial.restore_()
+            for network in (self.gaussian, self.critic, self.critic_target):
+                network.constrain_()  # singular vectors are those of the old weights
 
     def _resets_due(self) -> int:
         return self.updates // self.cfg.reset_every_updates
@@ -183,7 +185,7 @@ class VPL:
             metrics |= found
             self.step_bound(loss)
             self.bound.follow_(slope)
-        metrics |= {"bound/beta": self.bound.beta(), "policy/alpha": self.alpha().detach()}
+        metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
         return Learned(metrics, td_error)
 
