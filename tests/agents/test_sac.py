@@ -242,6 +242,22 @@ def test_gpl_moves_beta_towards_smaller_gaps() -> None:
         assert agent.bound.beta().item() == pytest.approx(0.5 + 0.1 * sign, abs=1e-3)
 
 
+def test_noise_does_not_carry_the_beta_of_gpl_away() -> None:
+    """Critics follow their targets, so nothing brings beta back where only noise has moved it."""
+    cfg = recipes.get("sac/gpl+none+none").agent
+    assert isinstance(cfg, SACConfig)
+    bound = cfg.bound.build(1)
+    step = cfg.bound_optim.build(bound.parameters(), 2_000, bound.constrain_)
+    noise = torch.Generator().manual_seed(0)
+    seen = []
+    for _ in range(2_000):
+        loss, _, _ = bound.loss(torch.randn(64, generator=noise), torch.ones(64))
+        step(loss)
+        seen.append(bound.beta().item())
+    assert max(seen) < 0.7
+    assert min(seen) > 0.3
+
+
 def test_rows_of_weight_zero_do_not_teach_beta() -> None:
     bound = LearnedBoundConfig(learns_from="batch", normalize=False)
     batch = make_batch(make_spec(), rows=8)
