@@ -109,7 +109,7 @@ def test_one_update_by_hand() -> None:
     assert found["bound/gap"].item() == pytest.approx(gap.mean().item(), rel=1e-4)
     one, two = slice(0, 3), slice(3, 6)
     down = -(slope[one].mean() * gap[two].mean() + slope[two].mean() * gap[one].mean())
-    step = math.copysign(lr, -down.item())
+    step = -lr * 0.5 * down.item() / slope.mean().item() ** 2
     assert agent.bound.beta().item() == pytest.approx(beta + step, abs=1e-6)
     torch.testing.assert_close(agent.bound.get_buffer("running_slope"), slope.mean())
 
