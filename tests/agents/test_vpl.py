@@ -380,11 +380,12 @@ def fifteen_thousand_steps(
 @pytest.mark.slow
 @pytest.mark.learning
 def test_rows_that_critics_learn_from_say_nothing_about_beta(tmp_path: Path) -> None:
-    """The same rule on held-out rows moves beta at least three times as far, and nobody pays for it in return."""
+    """The same rule on held-out rows moves beta at least three times as far, and nobody pays for it in return. At first
+    values fall so fast that beta follows on any rows: that is left out."""
     apart, earned = fifteen_thousand_steps(tmp_path / "1", LearnedBoundConfig(), held_out=True)
     bound = LearnedBoundConfig(learns_from="batch")
     known, _ = fifteen_thousand_steps(tmp_path / "2", bound, held_out=False)
     _, best = fifteen_thousand_steps(tmp_path / "3", FixedBoundConfig(beta=1.0), held_out=False)
-    moved, barely = (max(abs(beta - 1.0) for beta in run) for run in (apart, known))
+    moved, barely = (max(run[2:]) - min(run[2:]) for run in (apart, known))
     assert moved > 3 * barely
     assert earned >= best - 0.05 * abs(best)
