@@ -102,6 +102,26 @@ class AdamConfig(_Adam):
 
 
 @part
+class SGDConfig(_Scheduled):
+    """Plain gradient steps, as long as the gradient is large: nothing is averaged."""
+
+    lr: float = 3e-4
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+        return Plain(parameters, {"lr": lr})
+
+
+class Plain(torch.optim.Optimizer):
+    """weight <- weight - lr g. Unlike torch's own, it never waits for a GPU to read `lr`."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by = torch._foreach_mul([each.grad for each in group["params"]], group["lr"])
+            torch._foreach_sub_(group["params"], by)
+
+
+@part
 class RMSPropConfig(_Scheduled):
     """Centred RMSProp: the gradient divided by its running standard deviation (DQN, Ape-X)."""
 

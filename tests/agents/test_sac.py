@@ -185,7 +185,8 @@ def test_resets_are_counted_in_updates_and_bring_back_everything_that_was_learne
         assert stepper is not None
         state = stepper.optimizer.state
         assert all(not kept.any() for each in state.values() for kept in each.values())
-    # From here on it learns as a new one does, but for the noise it has drawn and the slope it has seen.
+    assert not agent.bound.get_buffer("running_slope").any()
+    # From here on it learns as a new one does, but for the noise it has drawn.
     for noise in ("critic_noise", "policy_noise"):
         getattr(fresh, noise).load_state_dict(getattr(agent, noise).state_dict())
     batch = make_batch(make_spec(), rows=32, seed=3)
@@ -241,6 +242,34 @@ def test_gpl_moves_beta_towards_smaller_gaps() -> None:
         assert agent.bound.beta().item() == pytest.approx(0.5 + 0.1 * sign, abs=1e-3)
 
 
+def test_noise_does_not_carry_the_beta_of_gpl_away() -> None:
+    """Critics follow their targets, so nothing brings beta back where only noise has moved it."""
+    cfg = recipes.get("sac/gpl+none+none").agent
+    assert isinstance(cfg, SACConfig)
+    bound = cfg.bound.build(1)
+    step = cfg.bound_optim.build(bound.parameters(), 2_000, bound.constrain_)
+    noise = torch.Generator().manual_seed(0)
+    seen = []
+    for _ in range(2_000):
+        loss, _, _ = bound.loss(torch.randn(64, generator=noise), torch.ones(64))
+        step(loss)
+        seen.append(bound.beta().item())
+    assert max(seen) < 0.7
+    assert min(seen) > 0.3
+
+
+def test_rows_of_weight_zero_do_not_teach_beta() -> None:
+    bound = LearnedBoundConfig(learns_from="batch", normalize=False)
+    batch = make_batch(make_spec(), rows=8)
+    batch = batch._replace(weight=torch.tensor([1.0, 0.0] * 4))
+    found = []
+    for lost in (0.0, 1e4):
+        reward = torch.where(batch.weight > 0, batch.reward, lost)
+        found.append(make_agent(replace(SMALL, bound=bound)).update(batch._replace(reward=reward)))
+    for name in ("bound/gap", "bound/loss", "bound/beta"):
+        assert found[0].metrics[name].item() == found[1].metrics[name].item(), name
+
+
 def test_top_changes_its_arm_with_training_episodes_and_nothing_else() -> None:
     agent = make_combination("top+none+none")
     seen = set()
@@ -283,7 +312,7 @@ class Whole(torch.nn.Module):
         loss, _, _, gap, slope = agent.critic_loss(batch, noise)
         found = [loss, agent.policy_loss(batch.obs, noise)[0]]
         if agent.step_bound is not None:
-            found.append(agent.bound_loss(gap, slope)[0])
+            found.append(agent.bound_loss(gap, slope, batch.weight)[0])
         if agent.redo is not None:
             found.append(torch.stack(agent.activity(batch.obs, batch.action)).sum())
         return tuple(found)

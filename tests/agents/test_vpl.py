@@ -20,6 +20,7 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
+from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
@@ -104,12 +105,11 @@ def test_one_update_by_hand() -> None:
         y = apart.reward + apart.discount * (low(q) - agent.alpha() * log_prob)
         gap = y - agent.critic(apart.obs, apart.action)[..., 0].mean(0)
         slope = apart.discount * (q[0, :, 0] - q[1, :, 0]).abs() / 2
-    share = apart.weight / apart.weight.mean()  # of each row
-    gap, slope = share * gap, share * slope
+        gap, slope = (apart.weight / apart.weight.mean() * each for each in (gap, slope))
     assert found["bound/gap"].item() == pytest.approx(gap.mean().item(), rel=1e-4)
     one, two = slice(0, 3), slice(3, 6)
     down = -(slope[one].mean() * gap[two].mean() + slope[two].mean() * gap[one].mean())
-    step = math.copysign(lr, -down.item())
+    step = -lr * 0.5 * down.item() / slope.mean().item() ** 2
     assert agent.bound.beta().item() == pytest.approx(beta + step, abs=1e-6)
     torch.testing.assert_close(agent.bound.get_buffer("running_slope"), slope.mean())
 
@@ -269,6 +269,34 @@ def test_a_reset_brings_back_the_first_beta() -> None:
     assert agent.step_bound.steps == 0
 
 
+def test_a_reset_brings_back_spectral_norms_too() -> None:
+    """The singular vectors are no parameters, so they belong to the weights from before."""
+    net = MLPConfig(hidden=(16, 16), start="orthogonal", spectral_norm=True)
+    agent = make_agent(VPLConfig(policy_net=net, critic_net=net, reset_every_updates=1))
+    spectral = [m for n in ("gaussian", "critic", "critic_target") for m in layers(agent, n)]
+    agent.update(with_held_out())
+    with torch.no_grad():
+        for layer in spectral:
+            layer.u.copy_(layer.u.roll(1, -1))
+    agent.observe(make_transition(make_spec(), 0))
+    for layer in spectral:
+        norms = torch.linalg.matrix_norm(layer.normalized(), 2)
+        torch.testing.assert_close(norms, torch.ones_like(norms), atol=1e-3, rtol=0)
+
+
+def layers(agent: VPL, name: str) -> list[SpectralLinear]:
+    return [m for m in getattr(agent, name).modules() if isinstance(m, SpectralLinear)]
+
+
+def test_metrics_stay_what_they_were() -> None:
+    """The beta that an update tells is not the one that later updates change."""
+    agent = make_agent()
+    told = agent.update(with_held_out()).metrics["bound/beta"]
+    before = told.item()
+    agent.update(with_held_out(seed=1))
+    assert told.item() == before != agent.bound.beta().item()
+
+
 def test_saved_and_restored_agents_go_on_exactly() -> None:
     cfg = replace(SMALL, reset_every_updates=5)
     one, two = make_agent(cfg), make_agent(cfg)
@@ -352,11 +380,12 @@ def fifteen_thousand_steps(
 @pytest.mark.slow
 @pytest.mark.learning
 def test_rows_that_critics_learn_from_say_nothing_about_beta(tmp_path: Path) -> None:
-    """The same rule on held-out rows moves beta at least three times as far, and nobody pays for it in return."""
+    """The same rule on held-out rows moves beta at least three times as far, and nobody pays for it in return. At first
+    values fall so fast that beta follows on any rows: that is left out."""
     apart, earned = fifteen_thousand_steps(tmp_path / "1", LearnedBoundConfig(), held_out=True)
     bound = LearnedBoundConfig(learns_from="batch")
     known, _ = fifteen_thousand_steps(tmp_path / "2", bound, held_out=False)
     _, best = fifteen_thousand_steps(tmp_path / "3", FixedBoundConfig(beta=1.0), held_out=False)
-    moved, barely = (max(abs(beta - 1.0) for beta in run) for run in (apart, known))
+    moved, barely = (max(run[2:]) - min(run[2:]) for run in (apart, known))
     assert moved > 3 * barely
     assert earned >= best - 0.05 * abs(best)

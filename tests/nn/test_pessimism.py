@@ -14,7 +14,7 @@ from fleetfoot.nn.pessimism import (
     LearnedBound,
     LearnedBoundConfig,
 )
-from fleetfoot.optim import AdamConfig
+from fleetfoot.optim import AdamConfig, SGDConfig
 from fleetfoot.part import UserError
 
 GAMMA = 0.9
@@ -111,6 +111,34 @@ def test_the_normalised_loss_does_not_know_the_scale_of_rewards() -> None:
         losses.append(loss.item())
         assert bound.running_slope.item() == pytest.approx(scale * slope.mean().item(), rel=1e-5)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def drift(optim: SGDConfig | AdamConfig, updates: int, gap: float, *, wait: int = 0) -> float:
+    """How far beta goes if it cannot close the gap, `gap` spreads on average; no rows for the first `wait` updates."""
+    bound = LearnedBoundConfig().build(1)
+    step = optim.build(bound.parameters(), updates, bound.constrain_)
+    noise = torch.Generator().manual_seed(0)
+    for update in range(wait + updates):
+        rows = torch.full((64,), float(update >= wait))
+        found = gap + torch.randn(64, generator=noise)
+        loss, _, mean_slope = bound.loss(found, torch.ones(64), rows)
+        step(loss)
+        bound.follow_(mean_slope)
+    return float(bound.beta()) - 1.0
+
+
+def test_plain_steps_are_as_long_as_the_gap_is_large() -> None:
+    """Held-out rows are few, so small gaps stay whatever beta is. They must not carry it off at full speed."""
+    lr, updates = 3e-4, 1000
+    for gap in (0.0, 0.1, -0.5):
+        assert drift(SGDConfig(lr=lr), updates, gap) == pytest.approx(gap * lr * updates, abs=0.01)
+    assert drift(AdamConfig(lr=lr, beta1=0.5), updates, 0.1) > 4 * 0.1 * lr * updates
+
+
+def test_a_wait_without_rows_does_not_make_the_first_steps_longer() -> None:
+    lr = 3e-4
+    assert drift(SGDConfig(lr=lr), 1, 1.0, wait=300) == pytest.approx(lr, rel=0.3)
+    assert drift(AdamConfig(lr=lr, beta1=0.5), 1, 1.0, wait=300) > 5 * lr
 
 
 def test_beta_stays_in_its_range_and_nothing_else_learns() -> None:

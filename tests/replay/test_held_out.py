@@ -173,6 +173,24 @@ def test_saved_and_restored_sets_go_on_exactly() -> None:
         assert torch.equal(first.held_out.row_id, second.held_out.row_id)
 
 
+@pytest.mark.parametrize("block", [2, 7, 15])
+def test_lines_that_come_together_are_held_out_as_one_by_one(block: int) -> None:
+    """A single actor sends blocks of them; the ring wraps twice."""
+    one, two = make(15, 3), make(15, 3)
+    stream = Stream(make_spec(3), 2, 0.3)
+    for _ in range(45 // block):
+        steps = [stream.step() for _ in range(block)]
+        for step in steps:
+            one.append(step)
+        two.append_lines(steps)
+        first, second = one.sample(8), two.sample(8)
+        assert first.held_out is not None
+        assert second.held_out is not None
+        assert torch.equal(first.row_id, second.row_id)
+        assert torch.equal(first.held_out.row_id, second.held_out.row_id)
+        assert torch.equal(first.held_out.reward, second.held_out.reward)
+
+
 def test_rows_drawn_apart_use_up_no_draw() -> None:
     replay = make(15, 3)
     stream = Stream(make_spec(3), 2, 0.3)

@@ -174,7 +174,9 @@ class SAC:
             )
             steppers.append(self.step_bound)
         kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
-        self.initial = Initial(kept, steppers) if isinstance(cfg.plasticity, ResetsConfig) else None
+        self.initial = None
+        if isinstance(cfg.plasticity, ResetsConfig):
+            self.initial = Initial(kept, [*steppers, self.bound])
         self.redo = (
             ReDo(self.critic.net, cfg.plasticity.tau)
             if isinstance(cfg.plasticity, ReDoConfig)
@@ -206,7 +208,7 @@ class SAC:
             metrics |= found | {"policy/grad_norm": self.step_policy(loss)}
         self.step_alpha(self.alpha_loss(entropy))
         if self.step_bound is not None:
-            loss, found, mean_slope = self.bound_loss(gap, slope)
+            loss, found, mean_slope = self.bound_loss(gap, slope, batch.weight)
             metrics |= found
             self.step_bound(loss)
             self.bound.follow_(mean_slope)
@@ -255,8 +257,10 @@ class SAC:
         loss: Tensor = self.alpha() * (entropy - self.target_entropy)  # (5)
         return loss
 
-    def bound_loss(self, gap: Tensor, slope: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        loss, mean_gap, mean_slope = self.bound.loss(gap, slope)  # (6)
+    def bound_loss(
+        self, gap: Tensor, slope: Tensor, weight: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        loss, mean_gap, mean_slope = self.bound.loss(gap, slope, weight)  # (6)
         return loss, {"bound/loss": loss.detach(), "bound/gap": mean_gap}, mean_slope
 
     def activity(self, obs: Obs, action: Tensor) -> list[Tensor]:

@@ -23,7 +23,9 @@ the time, so that the error of the critic's targets becomes small. Everything el
     [2] Q_mean(s, a) of the critics themselves, against y of the target critics. The bias form multiplies the means of
         two halves of the held-out rows, since the square of one mean is too large by its variance.
     [3] The share of 1/16 and its choice by whole episodes.
-    [4] Adam with beta1 0.5 for beta, as the first author's other systems have it for single numbers.
+    [4] Plain gradient steps for beta, so that it moves by lr * gap / (running mean of d Q_spread). Adam would undo the
+        normalisation: it moves beta at full speed however small the gap, and after updates without held-out rows up to
+        16 times faster than that.
     [5] Resets return to the same initial weights and the first beta; the replay keeps all rows in their sets.
 """
 
@@ -49,7 +51,7 @@ from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
 from fleetfoot.nn.reset import Initial
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.polyak import polyak_
-from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig, SGDConfig
 from fleetfoot.part import UserError, part
 
 Metrics = dict[str, Tensor]
@@ -78,7 +80,7 @@ class VPLConfig:
     policy_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
     critic_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
-    bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+    bound_optim: SGDConfig | AdamConfig = SGDConfig(lr=3e-4)
     """Of beta."""
 
     def build(
@@ -154,6 +156,8 @@ class VPL:
         if self.initial is not None and self._resets_due() > self.resets:
             self.resets = self._resets_due()
             self.initial.restore_()
+            for network in (self.gaussian, self.critic, self.critic_target):
+                network.constrain_()  # singular vectors are those of the old weights
 
     def _resets_due(self) -> int:
         return self.updates // self.cfg.reset_every_updates
@@ -183,7 +187,7 @@ class VPL:
             metrics |= found
             self.step_bound(loss)
             self.bound.follow_(slope)
-        metrics |= {"bound/beta": self.bound.beta(), "policy/alpha": self.alpha().detach()}
+        metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
         return Learned(metrics, td_error)
 

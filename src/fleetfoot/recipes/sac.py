@@ -43,7 +43,6 @@ PLAIN = "cdql+none+none"
 COMBINATIONS = ["+".join(names) for names in product(CRITIC, NETWORK, PLASTICITY)]
 
 WEIGHT_DECAY = 1e-2  # of an unknown coefficient; 1e-4 to 1e-2 are in use
-GPL_LR = 0.1
 
 
 def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SACConfig:
@@ -67,7 +66,6 @@ def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SAC
     return replace(
         base,
         bound=CRITIC[critic],
-        bound_optim=AdamConfig(lr=GPL_LR),
         critic_net=net,
         critic_optim=optim,
         plasticity=stays,

@@ -56,7 +56,6 @@ def pendulum() -> Recipe:
         policy_optim=optim,
         critic_optim=optim,
         alpha_optim=optim,
-        bound_optim=AdamConfig(lr=1e-3, beta1=0.5),
     )
     return Recipe(
         name="vpl/pendulum",

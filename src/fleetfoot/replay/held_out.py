@@ -70,7 +70,6 @@ class HeldOutUniform:
     """
 
     capturable = True
-    takes_lines = False  # which rows are held out depends on the line before
 
     def __init__(self, cfg: HeldOutUniformConfig, ring: Ring, seed: int, device: torch.device):
         self.cfg, self.device = cfg, device
@@ -102,20 +101,24 @@ class HeldOutUniform:
         return other
 
     def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
-        assert lines == 1
-        newest = ring.line(ring.size - 1)
+        for age in range(ring.size - lines, ring.size):
+            self._appended(ring, age)
+
+    def _appended(self, ring: Ring, age: int) -> None:
+        """One line, the oldest of those that are new."""
+        newest, before = ring.line(age), ring.line(age - 1)
+        written = ring.written - ring.size + age + 1  # lines so far
         u = torch.rand(ring.width, generator=self.membership, device=self.device)
         chosen = u < self.cfg.share
-        if ring.written == 1:
+        if written == 1:
             chosen[0] = False  # there must be something to learn from
         elif self.cfg.by == "episode":
-            before = ring.line(ring.size - 2)
             chosen = torch.where(ring.ends[before] > 0, chosen, self.held[before])
         self.held[newest] = chosen
         self.training.add(newest, ~chosen)
         self.held_out.add(newest, chosen)
-        if ring.written > ring.size:  # rows of age -1 have just lost their place
-            lost = self.held[ring.line(-1)].sum()
+        if written > ring.rows:  # the line so many before has lost its place
+            lost = self.held[ring.line(age - ring.rows)].sum()
             self.held_out.gone += lost
             self.training.gone += ring.width - lost
 

@@ -134,7 +134,7 @@ class Replay:
         ring = self.ring
         ring.write_as(writer)
         # At once no more than the ring has rows, and than its side table has room for if every row ends.
-        most = min(ring.rows, ring.finals // ring.width) if self.sampler.takes_lines else 1
+        most = min(ring.rows, ring.finals // ring.width)
         for at in range(0, len(steps), most):
             some = steps[at : at + most]
             ring.append_lines(some)

@@ -38,8 +38,6 @@ class Sampler(Protocol):
 
     capturable: bool
     """Drawing can be recorded once and repeated: it depends on nothing but the generator and the ring's device."""
-    takes_lines: bool
-    """It can be told of several lines at once."""
 
     def draw(self, rows: int, ring: Ring) -> Drawn: ...
 
@@ -109,7 +107,6 @@ class Uniform:
     """Every row of every environment is equally likely."""
 
     capturable = True
-    takes_lines = True
 
     def __init__(self, seed: int, device: torch.device):
         self.device = device
@@ -191,7 +188,6 @@ class Proportional:
     """
 
     capturable = False  # each update changes what the next one draws, and trims happen now and then
-    takes_lines = True
 
     def __init__(
         self, cfg: ProportionalConfig, ring: Ring, rows: int, seed: int, device: torch.device

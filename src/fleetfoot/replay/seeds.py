@@ -18,7 +18,6 @@ class SeedsUniform:
     """Rows of seed s come from columns s N to (s + 1) N - 1 of the ring, as `Uniform` alone would draw them."""
 
     capturable = True
-    takes_lines = True
 
     def __init__(self, samplers: list[Uniform], columns: int):
         self.samplers, self.columns = samplers, columns  # of one seed
