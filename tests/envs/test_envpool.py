@@ -17,6 +17,8 @@ from fleetfoot.envs.check import check_env
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolEnv, EnvPoolTasksConfig
 from fleetfoot.envs.envpool_pool import TaskKind, load
 from fleetfoot.envs.envpool_tasks import SETS
+from fleetfoot.envs.joined import Joined
+from fleetfoot.envs.vec_env import TwoHalves
 from fleetfoot.part import UserError, from_json, to_json
 
 if importlib.util.find_spec("envpool") is None:
@@ -232,6 +234,26 @@ def test_several_tasks_are_the_single_ones() -> None:
                 assert (ours.actor[rows, size:] == 0).all()
             assert torch.equal(step.reward[rows], wanted.reward[rows])
             assert torch.equal(step.truncated[rows], wanted.truncated[rows])
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_sets_joined_are_the_single_ones(repeat: int) -> None:
+    config = EnvPoolConfig(task="Hopper-v5", max_episode_steps=25, action_repeat=repeat)
+    actions = script(40, 3, 3)
+    joined = Joined([config.build(1, seed, CPU) for seed in range(3)], CPU)
+    assert all(isinstance(part, TwoHalves) for part in joined.parts)
+    first = joined.reset().actor
+    steps = [joined.step(action) for action in actions]
+    for row in range(3):
+        begun, wanted = play(config, actions[:, row : row + 1], seed=row)
+        assert torch.equal(first[row], begun[0])
+        assert any(step.terminated[0] for step in wanted)
+        for ours, theirs in zip(steps, wanted, strict=True):
+            assert torch.equal(ours.obs.actor[row], theirs.obs.actor[0])
+            assert torch.equal(ours.next_obs.actor[row], theirs.next_obs.actor[0])
+            assert ours.reward[row] == theirs.reward[0]
+            assert ours.truncated[row] == theirs.truncated[0]
+    joined.close()
 
 
 def test_fewer_environments_than_tasks_keep_the_sizes() -> None:

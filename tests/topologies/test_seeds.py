@@ -10,6 +10,8 @@ import torch
 from fleetfoot import api, recipes
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
+from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
@@ -19,7 +21,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.seeds import train_seeds
+from fleetfoot.topologies.seeds import SeedRun, train_seeds
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -100,3 +102,9 @@ def test_an_agent_with_noise_of_its_own_is_refused(tmp_path: Path) -> None:
         api.train_seeds(
             replace(recipes.get("fast_td3/pendulum"), total_vec_steps=5), 2, tmp_path / "no"
         )
+
+
+@pytest.mark.parametrize("env", [EnvPoolConfig(), EnvPoolTasksConfig(), HumanoidBenchConfig()])
+def test_what_is_simulated_on_the_cpu_travels_to_a_gpu_once_for_all_seeds(env: Any) -> None:
+    recipe = replace(small(), env=env)
+    assert SeedRun.env_device(recipe, torch.device("cuda")) == torch.device("cpu")
