@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.envpool import bench_envpool
+from fleetfoot.bench.envpool import bare_player, bench_envpool
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolEnv, EnvPoolTasksConfig
@@ -328,6 +328,12 @@ def test_bench() -> None:
     assert result["ratio_to_bare"] > 0
     with pytest.raises(UserError, match="continuous actions"):
         bench_envpool(task="Pong-v5")
+
+
+def test_the_bare_contestant_does_none_of_our_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, own = bare_player("PendulumSwingup-v1", 2, 1, 0, script(3, 2, 1).numpy())
+    monkeypatch.setattr(TaskKind, "convert", None)
+    step(own[0])
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,9 +103,10 @@ def test_an_interrupt_leaves_no_answer_for_the_next_step(monkeypatch: pytest.Mon
     def interrupted(request: bytes) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(env.workers[1], "send", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        env.step(torch.zeros(4, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(env.workers[1], "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(torch.zeros(4, 2))
     with pytest.raises(RuntimeError, match="is closed"):
         env.step(torch.zeros(4, 2))
 
