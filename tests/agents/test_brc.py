@@ -100,7 +100,7 @@ def test_one_update_by_hand() -> None:
     # (4), with the gradient into the vectors, and (5)
     x = torch.cat([batch.obs.actor, unit(table), batch.action], 1)
     log_probs = before.critic.net(x).log_softmax(-1)
-    loss = -(torch.tensor(target) * log_probs).sum(-1).mean(-1).sum()
+    loss = -(batch.weight * (torch.tensor(target) * log_probs).sum(-1)).mean(-1).sum()
     assert found["critic/loss"].item() == pytest.approx(loss.item(), rel=1e-4)
     mine, theirs = list(before.critic.parameters()), list(agent.critic.parameters())
     gradients = torch.autograd.grad(loss, mine)
@@ -370,8 +370,8 @@ def test_evaluation_tells_tasks_apart() -> None:
         torch.tensor([1.0, 10.0, 3.0]),
         torch.ones(3),
         torch.tensor([1.0, 0.0, 0.0]),
-        ("a", "b", "c"),
-        (0, 1, 0),
+        tasks=("a", "b", "c"),
+        task_ids=(0, 1, 0),
     ).metrics()
     assert (found["eval/return/a"], found["eval/return/b"]) == (2.0, 10.0)
     assert (found["eval/success/a"], found["eval/success/b"]) == (0.5, 0.0)
