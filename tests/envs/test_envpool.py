@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.envpool import bench_envpool
+from fleetfoot.bench.envpool import bare_player, bench_envpool
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolEnv, EnvPoolTasksConfig
 from fleetfoot.envs.envpool_pool import TaskKind, load
 from fleetfoot.envs.envpool_tasks import SETS
+from fleetfoot.envs.joined import Joined
+from fleetfoot.envs.vec_env import TwoHalves
 from fleetfoot.part import UserError, from_json, to_json
 
 if importlib.util.find_spec("envpool") is None:
@@ -234,6 +236,26 @@ def test_several_tasks_are_the_single_ones() -> None:
             assert torch.equal(step.truncated[rows], wanted.truncated[rows])
 
 
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_sets_joined_are_the_single_ones(repeat: int) -> None:
+    config = EnvPoolConfig(task="Hopper-v5", max_episode_steps=25, action_repeat=repeat)
+    actions = script(40, 3, 3)
+    joined = Joined([config.build(1, seed, CPU) for seed in range(3)], CPU)
+    assert all(isinstance(part, TwoHalves) for part in joined.parts)
+    first = joined.reset().actor
+    steps = [joined.step(action) for action in actions]
+    for row in range(3):
+        begun, wanted = play(config, actions[:, row : row + 1], seed=row)
+        assert torch.equal(first[row], begun[0])
+        assert any(step.terminated[0] for step in wanted)
+        for ours, theirs in zip(steps, wanted, strict=True):
+            assert torch.equal(ours.obs.actor[row], theirs.obs.actor[0])
+            assert torch.equal(ours.next_obs.actor[row], theirs.next_obs.actor[0])
+            assert ours.reward[row] == theirs.reward[0]
+            assert ours.truncated[row] == theirs.truncated[0]
+    joined.close()
+
+
 def test_fewer_environments_than_tasks_keep_the_sizes() -> None:
     env = EnvPoolTasksConfig(set="", tasks=SMALL).build(1, 0, CPU)
     assert env.spec.tasks == SMALL
@@ -306,6 +328,12 @@ def test_bench() -> None:
     assert result["ratio_to_bare"] > 0
     with pytest.raises(UserError, match="continuous actions"):
         bench_envpool(task="Pong-v5")
+
+
+def test_the_bare_contestant_does_none_of_our_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, own = bare_player("PendulumSwingup-v1", 2, 1, 0, script(3, 2, 1).numpy())
+    monkeypatch.setattr(TaskKind, "convert", None)
+    step(own[0])
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ import torch
 
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
+from fleetfoot.envs.joined import Joined
 from fleetfoot.envs.processes import ProcessEnv
+from fleetfoot.envs.vec_env import TwoHalves
 from fleetfoot.part import UserError, from_json, to_json
 
 CPU = torch.device("cpu")
@@ -92,6 +94,37 @@ def test_a_process_that_fails(trouble: str, says: str) -> None:
     with pytest.raises(RuntimeError, match="is closed"):
         env.step(torch.zeros(4, 2))
     env.close()
+
+
+def test_an_interrupt_leaves_no_answer_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = fake(4)
+    env.reset()
+
+    def interrupted(request: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(env.workers[1], "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(torch.zeros(4, 2))
+    with pytest.raises(RuntimeError, match="is closed"):
+        env.step(torch.zeros(4, 2))
+
+
+def test_sets_joined_are_the_single_ones() -> None:
+    actions = torch.rand(20, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    joined, alone = Joined([fake(2, 0), fake(2, 1)], CPU), [fake(2, 0), fake(2, 1)]
+    assert all(isinstance(part, TwoHalves) for part in alone)
+    for env in (joined, *alone):
+        env.reset()
+    for action in actions:
+        step = joined.step(action)
+        wanted = [env.step(own) for env, own in zip(alone, action.split(2), strict=True)]
+        assert torch.equal(step.obs.actor, torch.cat([w.obs.actor for w in wanted]))
+        assert torch.equal(step.next_obs.actor, torch.cat([w.next_obs.actor for w in wanted]))
+        assert torch.equal(step.terminated, torch.cat([w.terminated for w in wanted]))
+    for env in (joined, *alone):
+        env.close()
 
 
 def test_closing_leaves_no_process() -> None:

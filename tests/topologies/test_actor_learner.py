@@ -20,10 +20,14 @@ import pytest
 import torch
 
 from fleetfoot import checkpoint, recipes
+from fleetfoot.agents.brc import BRCConfig
+from fleetfoot.agents.fast_sac import FastSACConfig
+from fleetfoot.agents.sac import SACConfig
 from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
+from fleetfoot.nn.pessimism import BanditBoundConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.samplers import ProportionalConfig
@@ -129,6 +133,16 @@ def test_a_crashing_environment_is_reported_with_its_seed_and_replaced(
     assert "restart 1 of 10" in said
     assert_counters_add_up(tmp_path / "run", recipe)
     assert checkpoint.load(tmp_path / "run").state["incarnations"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [BRCConfig(), FastSACConfig(normalize_reward=True), SACConfig(bound=BanditBoundConfig())],
+)
+def test_several_actors_tell_no_episodes_of_all_environments(agent: Any, tmp_path: Path) -> None:
+    recipe = replace(recipes.get("fast_sac/pendulum"), agent=agent, num_envs=4)
+    with pytest.raises(UserError, match="follows the episodes of all environments"):
+        train(replace(recipe, topology=ActorLearnerConfig(actors=2)), tmp_path / "run")
 
 
 def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from fleetfoot.agents.dac import DACConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.sac import ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
+from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig
 from fleetfoot.log import LogConfig
@@ -25,7 +27,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.seeds import train_seeds
+from fleetfoot.topologies.seeds import SeedRun, train_seeds
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -154,3 +156,9 @@ def test_an_agent_with_noise_of_its_own_is_refused(tmp_path: Path) -> None:
         api.train_seeds(
             replace(recipes.get("fast_td3/pendulum"), total_vec_steps=5), 2, tmp_path / "no"
         )
+
+
+@pytest.mark.parametrize("env", [EnvPoolConfig(), EnvPoolTasksConfig(), HumanoidBenchConfig()])
+def test_what_is_simulated_on_the_cpu_travels_to_a_gpu_once_for_all_seeds(env: Any) -> None:
+    recipe = replace(small(), env=env)
+    assert SeedRun.env_device(recipe, torch.device("cuda")) == torch.device("cpu")

@@ -33,7 +33,10 @@ class Agent(Protocol):
         ...
 
     def observe(self, fresh: Transition) -> None:
-        """See each new transition once, in order. Running statistics change here and nowhere else."""
+        """See each new transition once, in order. Running statistics change here and nowhere else.
+
+        Where they follow episodes, and so need vec steps of all environments, the config's `follows_episodes` is true.
+        """
         ...
 
     losses: ClassVar[tuple[str, ...]]

@@ -81,6 +81,10 @@ class BRCConfig:
     critic_optim: AdamWConfig = DECAYED
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
 
+    @property
+    def follows_episodes(self) -> bool:
+        return self.normalize_reward
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> BRC:

@@ -66,6 +66,10 @@ class FastSACConfig:
     critic_optim: AdamWConfig = AdamWConfig(weight_decay=0.001)
     alpha_optim: AdamWConfig = AdamWConfig(weight_decay=0.0)
 
+    @property
+    def follows_episodes(self) -> bool:
+        return self.normalize_reward
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastSAC:

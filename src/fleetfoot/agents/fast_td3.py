@@ -83,6 +83,10 @@ class FastTD3Config:
     policy_optim: AdamWConfig = AdamWConfig()
     critic_optim: AdamWConfig = AdamWConfig()
 
+    @property
+    def follows_episodes(self) -> bool:
+        return self.normalize_reward
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastTD3:

@@ -49,7 +49,7 @@ from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import CReLU, MLPConfig
 from fleetfoot.nn.network import NetworkConfig
-from fleetfoot.nn.pessimism import BoundConfig, FixedBoundConfig
+from fleetfoot.nn.pessimism import BanditBoundConfig, BoundConfig, FixedBoundConfig
 from fleetfoot.nn.redo import ReDo
 from fleetfoot.nn.reset import Initial
 from fleetfoot.nn.scalar import Temperature
@@ -96,6 +96,10 @@ class SACConfig:
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
     bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
     """Of a learned beta."""
+
+    @property
+    def follows_episodes(self) -> bool:
+        return isinstance(self.bound, BanditBoundConfig)
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device

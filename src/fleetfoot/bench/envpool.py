@@ -1,7 +1,7 @@
 """How fast the EnvPool adapter is, beside the bare EnvPool.
 
 Both take turns in one process, and which of them begins alternates from round to round; the median round counts. They
-run the same task from the same seeds with the same actions.
+run the same task with the same actions, which the bare EnvPool gets as it wants them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fleetfoot.bench.atari import player
 from fleetfoot.data import Continuous
@@ -54,7 +55,7 @@ def bench_envpool(
     script = rng.uniform(-1, 1, (200, num_envs, env.spec.action.size)).astype(np.float32)
     clock = time.process_time if cpu else time.perf_counter
     ours = player(lambda action: env.step(torch.from_numpy(action)), script, clock)
-    bare = player(bare_step(task, num_envs, threads, seed), script, clock)
+    bare = player(*bare_player(task, num_envs, threads, seed, script), clock)
     contestants = {"fleetfoot": ours, "bare": bare}
     seen: dict[str, list[float]] = {name: [] for name in contestants}
     share = seconds / (rounds * len(contestants))
@@ -82,7 +83,10 @@ def bench_envpool(
     }
 
 
-def bare_step(task: str, num_envs: int, threads: int, seed: int) -> Callable[[Any], object]:
+def bare_player(
+    task: str, num_envs: int, threads: int, seed: int, script: NDArray[np.float32]
+) -> tuple[Callable[[Any], object], NDArray[Any]]:
+    """Its step, and the script in its own units: to convert actions is the adapter's work."""
     kind = TaskKind(task, {})
     envs: Any = load().make(
         task,
@@ -93,4 +97,4 @@ def bare_step(task: str, num_envs: int, threads: int, seed: int) -> Callable[[An
         **kind.kwargs,
     )
     envs.reset()
-    return lambda action: envs.step(kind.convert(action))
+    return envs.step, kind.convert(script)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ __all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 class EnvPoolConfig:
     """One task by EnvPool's id, such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1;
     `kwargs` go to `envpool.make`."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "WalkerRun-v1"
     action_repeat: int = (
@@ -62,6 +64,8 @@ class EnvPoolConfig:
 @part
 class EnvPoolTasksConfig:
     """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives one's own."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     set: str = "mt10"  # mt10, mt50, dogs, humanoids, dogs_and_humanoids; empty: `tasks`
     tasks: tuple[str, ...] = ()  # EnvPool's ids, where `set` is empty
@@ -169,13 +173,17 @@ class EnvPoolEnv:
         return self._obs(self._restart(self._blank(), None))
 
     def step(self, action: Tensor) -> Step:
-        actions = self._checked(action)
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: Tensor) -> None:
+        self.actions = self._checked(action)
+        self._tell(None)
+
+    def receive(self) -> Step:
         seen = self._blank()
         going: NDArray[np.int64] | None = None  # all
-        for _ in range(self.repeat):
-            # All pools work at once: each is waited for only after every one has been told.
-            for pool in self.pools:
-                pool.send(actions, going)
+        for left in reversed(range(self.repeat)):
             for pool in self.pools:
                 pool.receive(seen)
             self.clock[slice(None) if going is None else going] += 1
@@ -184,6 +192,8 @@ class EnvPoolEnv:
             some = bool(ended.any())
             if some and not len(going := np.flatnonzero(~ended)):
                 break
+            if left:
+                self._tell(going)
         obs = next_obs = self._obs(seen)
         if some:
             rows = np.flatnonzero(ended)
@@ -218,6 +228,11 @@ class EnvPoolEnv:
 
     def close(self) -> None:
         self.pools = []  # EnvPool's destructor ends the threads
+
+    def _tell(self, rows: NDArray[np.int64] | None) -> None:
+        """All pools work at once: each is waited for only after every one has been told."""
+        for pool in self.pools:
+            pool.send(self.actions, rows)
 
     def _restart(self, into: Seen, rows: NDArray[np.int64] | None) -> Seen:
         for pool in self.pools:

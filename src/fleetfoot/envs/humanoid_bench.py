@@ -1,14 +1,14 @@
 """HumanoidBench: whole-body tasks of the Unitree H1, with and without hands, in several processes.
 
 The package is installed from its repository (docs/environments/humanoid_bench.md). Its environments are Gymnasium's and
-their steps are Python around MuJoCo, about a millisecond each.
+their steps are Python around MuJoCo, some milliseconds each.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -56,6 +56,8 @@ TASKS = (
 @part
 class HumanoidBenchConfig:
     """A robot and a task, as HumanoidBench's ids have them, without the version; `kwargs` go to `gymnasium.make`."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "h1hand-walk"
     processes: int = 0  # that step the environments; 0: as many as there are usable cores

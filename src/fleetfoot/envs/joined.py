@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import EnvSpec, Obs, Step
-from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.envs.vec_env import TwoHalves, VecEnv
 
 
 class Joined:
@@ -31,8 +31,12 @@ class Joined:
     def step(self, action: Tensor) -> Step:
         given = action.to(self.parts[0].spec.device)
         rows = [part.spec.num_envs for part in self.parts]
+        owns = list(zip(self.parts, torch.split(given, rows), strict=True))
+        for part, own in owns:  # those that can, work at the same time
+            if isinstance(part, TwoHalves):
+                part.send(own)
         steps = [
-            part.step(own) for part, own in zip(self.parts, torch.split(given, rows), strict=True)
+            part.receive() if isinstance(part, TwoHalves) else part.step(own) for part, own in owns
         ]
         names = steps[0].info.keys()
         flags = torch.stack([self._flat(steps, "terminated"), self._flat(steps, "truncated")])

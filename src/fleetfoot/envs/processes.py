@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -150,10 +151,15 @@ class ProcessEnv:
         )
 
     def reset(self) -> Obs:
-        self._all(RESET)
+        self._tell(RESET)
+        self._wait()
         return self._obs(self.shared.obs)
 
     def step(self, action: Tensor) -> Step:
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: Tensor) -> None:
         shared = self.shared
         rows = action.cpu().numpy()
         if rows.shape != shared.action.shape:
@@ -161,7 +167,11 @@ class ProcessEnv:
                 f"{self.spec.name} takes actions {list(shared.action.shape)}, not {list(rows.shape)}."
             )
         shared.action[:] = rows
-        self._all(STEP)
+        self._tell(STEP)
+
+    def receive(self) -> Step:
+        self._wait()
+        shared = self.shared
         obs = next_obs = self._obs(shared.obs)
         if shared.terminated.any() or shared.truncated.any():
             next_obs = self._obs(shared.next_obs)
@@ -194,17 +204,24 @@ class ProcessEnv:
         height, width = struct.unpack("<II", data[:8])
         return np.frombuffer(data, np.uint8, offset=8).reshape(height, width, 3).copy()
 
-    def _all(self, request: bytes) -> None:
+    def _tell(self, request: bytes) -> None:
         if not self.workers:
             raise RuntimeError(f"{self.spec.name} is closed.")
-        for worker in self.workers:
-            worker.send(request)
-        try:
+        with self._or_closed():
+            for worker in self.workers:
+                worker.send(request)
+
+    def _wait(self) -> None:
+        with self._or_closed():
             for worker in self.workers:
                 worker.receive()
-        except (
-            BaseException
-        ):  # also Ctrl-C: answers would be left over, and read as those of the next step
+
+    @contextlib.contextmanager
+    def _or_closed(self) -> Iterator[None]:
+        """Whatever breaks in, also Ctrl-C, closes: answers would be left over, and read as those of the next step."""
+        try:
+            yield
+        except BaseException:
             self.close()
             raise
 

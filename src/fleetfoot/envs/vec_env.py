@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +42,22 @@ class VecEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TwoHalves(Protocol):
+    """What a `VecEnv` may offer besides: its step in two halves, so that several sets can work at the same time.
+
+    `step(action)` is `send(action)` and then `receive()`. Nothing else is asked of it in between.
+    """
+
+    def send(self, action: Tensor) -> None:
+        """Begin a step, and wait for nothing."""
+        ...
+
+    def receive(self) -> Step:
+        """Wait for the end of the step that was begun."""
+        ...
 
 
 class EnvConfig(Protocol):

@@ -104,6 +104,11 @@ class ActorLearnerConfig:
                 f"actors with {type(recipe.agent).__name__} cannot state first priorities: use "
                 "--topology.no-initial-priorities, or --replay.sampler UniformConfig."
             )
+        if self.actors > 1 and getattr(recipe.agent, "follows_episodes", False):
+            raise UserError(
+                f"{type(recipe.agent).__name__} follows the episodes of all environments (to scale rewards, or "
+                "for its bound), which several actors do not tell: use --topology.actors 1, or turn that off."
+            )
         packed, device = pack_recipe(recipe), recipe.torch_device()
         if state is not None:
             check_is_last(folder, state)
