@@ -176,7 +176,8 @@ class LearnedBound(Bound):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        self.level.clamp_(self._raw(self.cfg.beta_min), self._raw(self.cfg.beta_max))
+        low, high = self._raw(self.cfg.beta_min), self._raw(self.cfg.beta_max)
+        self.level.copy_(self.level.clamp(low, high))  # `clamp_` is slow for several seeds at once
 
     @torch.no_grad()
     def restart_(self) -> None:
