@@ -1,8 +1,8 @@
 """BRC: bigger, regularised, categorical. One soft actor-critic for many tasks at once.
 
 Nauman et al. 2025, arXiv 2505.23150. Wide normalised critics (`nn/bronet.py`) learn distributions by cross-entropy.
-Each task has a learned direction, and its rewards are scaled so that all tasks fill one range of values. No pessimism, no
-resets. With R, d the folded reward and discount, i the task, e_i its vector in the critic, z the atoms on
+Each task has a learned direction, and its rewards are scaled so that all tasks fill one range of values. No pessimism,
+no resets. With R, d the folded reward and discount, i the task, e_i its vector in the critic, z the atoms on
 [-v_max, v_max], alpha the one temperature of all tasks:
 
     (1)  r = R v_max / (max(G_max, |G_min|) + alpha |H*| / (2 (1 - gamma))),  G: returns of task i's finished episodes
