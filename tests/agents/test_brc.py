@@ -351,7 +351,9 @@ def test_learns_one_pendulum_whose_rewards_are_in_the_thousands(tmp_path: Path) 
 def test_four_tasks_are_learned_together_as_well_as_alone(tmp_path: Path) -> None:
     """Rewards 1, 10, 100 and 1,000 times as large. A random policy returns about -1,200 times that."""
     train(quiet(recipes.get("brc/pendulums")), tmp_path / "together")
-    train(quiet(recipes.get("brc/pendulums"), normalize_reward=False), tmp_path / "unscaled")
+    # With a support that holds the returns of all tasks.
+    unscaled = {"normalize_reward": False, "v_max": 330_000.0}
+    train(quiet(recipes.get("brc/pendulums"), **unscaled), tmp_path / "unscaled")
     # Tasks 0 and 2 move alike, and so do 1 and 3.
     singly = [train(alone(k), tmp_path / f"{k}").best_return / 10**k for k in (0, 3)]
 
@@ -359,10 +361,9 @@ def test_four_tasks_are_learned_together_as_well_as_alone(tmp_path: Path) -> Non
         found = best_returns(tmp_path / folder)
         return [(found[k] + 1_200) / (singly[k % 2] + 1_200) for k in range(4)]
 
-    print(singly, best_returns(tmp_path / "together"), best_returns(tmp_path / "unscaled"))
     assert abs(singly[0] - singly[1]) < 100  # the size of rewards does not matter
     assert min(share("together")) >= 0.8
-    assert min(share("unscaled")) < 0.5
+    assert max(share("unscaled")[:3]) < 0.5  # drowned by the task that pays most
 
 
 def test_evaluation_tells_tasks_apart() -> None:
