@@ -72,7 +72,12 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    "name", ["apex_dqn/cartpole", "apex_dpg/pendulum", "sac/pendulum-actors/top+ln+redo"]
+    "name",
+    [
+        "apex_dqn/cartpole",
+        "apex_dpg/pendulum",
+        pytest.param("sac/pendulum-actors/top+ln+redo", marks=pytest.mark.slow),
+    ],
 )
 def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_path: Path) -> None:
     recipe = small(name, total_vec_steps=120)

@@ -114,6 +114,7 @@ def test_a_killed_learner(name: str, tmp_path: Path, capfd: pytest.CaptureFixtur
     assert result.best_return >= least
 
 
+@slow
 @each_cartpole
 def test_a_killed_evaluator(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
@@ -189,7 +190,7 @@ def test_a_killed_bundle(
 
 
 @each_cartpole
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("shard", [0, pytest.param(1, marks=slow)])
 def test_a_killed_shard(
     name: str,
     shard: int,

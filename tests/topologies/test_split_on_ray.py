@@ -232,6 +232,7 @@ def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
     assert_no_process_is_left()
 
 
+@pytest.mark.slow
 def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Looking) -> None:
     recipe = pql(topology=on_ray(free=True), env=SkewedEnvConfig(seconds=0.2), log=RARELY)
     looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
