@@ -232,7 +232,7 @@ def test_optimisers_that_cannot_work_are_refused(cfg: Any, says: str) -> None:
 
 
 def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
-    lead = Lead(2.0, rows=100, batch_size=16)
+    lead = Lead(2.0, rows=100, most_at_once=16)
     learned = 0
     for _ in range(50):  # slow actors: three rows at a time, so six may be learned from
         lead.earn(3)
@@ -246,7 +246,7 @@ def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
         lead.spend(16)
         left += 16
     assert left == 2 * 100 // 16 * 16
-    small = Lead(0.1, rows=10, batch_size=16)  # never stuck for good
+    small = Lead(0.1, rows=10, most_at_once=16)  # never stuck for good
     small.earn(1_000)
     assert small.allows(16)
 

@@ -23,6 +23,8 @@ from fleetfoot.api import resume, train
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
+from fleetfoot.replay.evict import FifoConfig
+from fleetfoot.replay.prefetch import prefetching
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
 from fleetfoot.speed import (
@@ -166,6 +168,7 @@ def test_an_eager_learner_is_sample_update_reprioritize(sampler: Any) -> None:
         batch = memory.sample(16)
         learned = other.update(batch)
         memory.reprioritize(batch.row_id, learned.td_error)
+        memory.trim(1)
         metrics.append(learned.metrics)
     assert_same(tensors(agent.state_dict()), tensors(other.state_dict()))
     one, two = (tensors(r.state_dict()) for r in (replay, memory))
@@ -258,7 +261,9 @@ def test_what_stands_against_cuda_graphs() -> None:
     assert "other processes" in str(why_not_captured(agent, replay, cuda, 2))
     assert "none on cpu" in str(why_not_captured(agent, replay, CPU, 1))
     _, prioritised = parts("fast_td3", sampler=ProportionalConfig(), rows=3)
-    assert "Proportional sampling" in str(why_not_captured(agent, prioritised, cuda, 1))
+    assert why_not_captured(agent, prioritised, cuda, 1) is None
+    with prefetching(replay, rows=4, depth=1) as ahead:
+        assert "drawn ahead" in str(why_not_captured(agent, ahead, cuda, 1))
 
 
 class Decisions:
@@ -383,13 +388,16 @@ COUNTS = (1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2, 2, 2, 2)  # 1.5 updates per vec
 
 
 @ON_GPU
+@pytest.mark.parametrize(
+    "sampler", [None, ProportionalConfig(eviction=FifoConfig(every_updates=3))]
+)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_captured_equals_eager_on_a_gpu(name: str, precision: Any) -> None:
-    """The ring moves on between updates, of which there are several patterns."""
+def test_captured_equals_eager_on_a_gpu(name: str, precision: Any, sampler: Any) -> None:
+    """The ring moves on between updates, of which there are several patterns, and old rows go."""
     found = []
     for mode in ("eager", "captured"):
-        agent, replay = parts(name, CUDA)
+        agent, replay = parts(name, CUDA, sampler=sampler)
         start = {k: v.clone() for k, v in tensors(agent.state_dict()).items()}
         learn = build(agent, replay, mode, precision=precision)
         fresh = iter(

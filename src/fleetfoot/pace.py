@@ -144,8 +144,9 @@ class Lead:
     a learner that was slow for hours must not go on for hours when nothing arrives any more.
     """
 
-    def __init__(self, reuse: float, *, rows: int, batch_size: int):
-        self.reuse, self.most = reuse, max(reuse * rows, float(batch_size))
+    def __init__(self, reuse: float, *, rows: int, most_at_once: int):
+        """`most_at_once`: rows that are asked for together."""
+        self.reuse, self.most = reuse, max(reuse * rows, float(most_at_once))
         self.left = 0.0
 
     def earn(self, rows: int) -> None:

@@ -2,16 +2,17 @@
 
 A learner makes the updates that are due: it draws batches, updates, and tells the replay the errors. The eager one does
 just that. The captured one lets each pattern of updates run a few times as it is, records it as two CUDA graphs (the
-batches; the updates) and from then on replays those: two launches, however many kernels there are, and nothing that
-waits for the device. Random numbers come from the same generators in the same order, so both give the same weights, but
-for rounding where compilation reorders sums.
+batches; the updates), or as one where each update changes what the next one draws, and from then on replays those: two
+launches, however many kernels there are, and nothing that waits for the device. Random numbers come from the same
+generators in the same order, so both give the same weights, but for rounding where compilation reorders sums.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,13 +24,13 @@ from fleetfoot.data import Batch, Learned, Obs
 from fleetfoot.generators import Noise
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.replay.observations import Observations
+from fleetfoot.replay.prefetch import PrefetchedReplay
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.seeds import SeedsUniform
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
 Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
-Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
@@ -55,15 +56,14 @@ def learner(
     split = split or TimeSplit(device)
     update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     mode = resolved(mode, device)
-    gather: Gather = replay.gather
     if mode != "eager":
-        gather = Compiled(replay.gather, "replay.gather")
+        setattr(replay, "gather", Compiled(replay.gather, "replay.gather"))  # noqa: B010
     if mode == "captured":
         reason = why_not_captured(agent, replay, device, world)
         if reason is None:
-            return CapturedLearner(agent, replay, rows, update, gather, split)
+            return CapturedLearner(agent, replay, rows, update, split)
         _notice(f"the learner runs without CUDA graphs: {reason}.")
-    return EagerLearner(agent, replay, rows, update, gather, split)
+    return EagerLearner(agent, replay, rows, update, split)
 
 
 def resolved(mode: Mode, device: torch.device) -> Mode:
@@ -105,8 +105,8 @@ def why_not_captured(
         return "gradients cross to other processes in the middle of an update"
     if device.type != "cuda":
         return f"there are none on {device.type}"
-    if not replay.sampler.capturable:
-        return f"{type(replay.sampler).__name__} sampling depends on each update's errors"
+    if isinstance(replay, PrefetchedReplay):
+        return "batches are drawn ahead by a thread"
     return None
 
 
@@ -119,28 +119,23 @@ class EagerLearner:
         replay: Replay | Observations,
         rows: int,
         update: Callable[[Any], Learned],
-        gather: Gather,
         split: TimeSplit,
     ):
         self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
-        self.gather, self.split = gather, split
+        self.split = split
         self.found: Metrics = {}
         self.seen: dict[Pattern, int] = {}  # how often each pattern of updates has been made
 
     @property
     def mode(self) -> Mode:
         """How updates are executed by now."""
-        compiled = (
-            isinstance(self.gather, Compiled) and self.gather.function is not self.gather.eager
-        )
+        gather: Any = self.replay.gather
+        compiled = isinstance(gather, Compiled) and gather.function is not gather.eager
         return "compiled" if compiled else "eager"
 
     def ready(self, count: int) -> bool:
         """Will the coming `count` updates find compiled what compiles at first use?"""
         return count == 0 or self.mode == "eager" or self.agent.pattern(count) in self.seen
-
-    def sample(self) -> Batch | Obs:
-        return self.gather(*self.replay.draw(self.rows))
 
     def __call__(self, count: int) -> Metrics:
         """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
@@ -165,17 +160,28 @@ class EagerLearner:
             with self.split("sample"):
                 batch = self.sample()
             with self.split("update"):
-                learned = self.update(batch)
-                if isinstance(self.replay, Replay) and isinstance(batch, Batch):
-                    self.replay.reprioritize(batch.row_id, learned.td_error)
-            found.append(learned.metrics)
+                found.append(self.learn(batch))
+        self._trim(count)
         return means(found)
+
+    def sample(self) -> Batch | Obs:
+        return self.replay.sample(self.rows)
+
+    def learn(self, batch: Batch | Obs) -> Metrics:
+        """One update, and what the replay is told of it."""
+        learned = self.update(batch)
+        if isinstance(self.replay, Replay) and isinstance(batch, Batch):
+            self.replay.reprioritize(batch.row_id, learned.td_error)
+        return learned.metrics
+
+    def _trim(self, count: int) -> None:
+        if isinstance(self.replay, Replay):
+            self.replay.trim(count)
 
 
 @dataclass
 class Recorded:
-    sample: torch.cuda.CUDAGraph
-    update: torch.cuda.CUDAGraph
+    graphs: dict[str, torch.cuda.CUDAGraph]  # "sample" and "update", or all of it as "update"
     metrics: Metrics  # written anew by every replay
     batches: list[Batch | Obs]  # likewise; kept because the second graph reads them
 
@@ -189,10 +195,9 @@ class CapturedLearner(EagerLearner):
         replay: Replay | Observations,
         rows: int,
         update: Callable[[Any], Learned],
-        gather: Gather,
         split: TimeSplit,
     ):
-        super().__init__(agent, replay, rows, update, gather, split)
+        super().__init__(agent, replay, rows, update, split)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
@@ -223,30 +228,31 @@ class CapturedLearner(EagerLearner):
             self.agent.updates += count
         elif self.seen.get(pattern, 0) < WARM_UPS or not self._record(pattern, count):
             return super()._updates(count)
-        graphs = self.recorded[pattern]
-        with self.split("sample"):
-            graphs.sample.replay()
-        with self.split("update"):
-            graphs.update.replay()
-        return graphs.metrics
+        recorded = self.recorded[pattern]
+        for name, graph in recorded.graphs.items():
+            with self.split(name):
+                graph.replay()
+        self._trim(count)
+        return recorded.metrics
 
     def _record(self, pattern: Pattern, count: int) -> bool:
         """Record what an eager call would do now, without doing it. False where that is impossible."""
         if self.gave_up or len(self.recorded) == MOST_PATTERNS:
             return False
         before = self.agent.updates
-        sample, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        batches: list[Batch | Obs] = []
+        sampler = self.replay.sampler
         RECORDING.acquire()
         try:
-            for generator in generators(self.replay.sampler):
-                sample.register_generator_state(generator)
-            for generator in generators(self.agent):
-                update.register_generator_state(generator)
-            # thread_local: a simulator may be busy with the same device in another thread.
-            with torch.cuda.graph(sample, stream=self.stream, capture_error_mode="thread_local"):
-                batches = [self.sample() for _ in range(count)]
-            with torch.cuda.graph(update, stream=self.stream, capture_error_mode="thread_local"):
-                metrics = means([self.update(batch).metrics for batch in batches])
+            if sampler.prioritised:
+                with self._graph(graphs, "update", sampler, self.agent):
+                    metrics = means([self.learn(self.sample()) for _ in range(count)])
+            else:
+                with self._graph(graphs, "sample", sampler):
+                    batches = [self.sample() for _ in range(count)]
+                with self._graph(graphs, "update", self.agent):
+                    metrics = means([self.learn(batch) for batch in batches])
         except RuntimeError as error:
             self.gave_up = True
             self.agent.updates = before
@@ -255,8 +261,21 @@ class CapturedLearner(EagerLearner):
             return False
         finally:
             RECORDING.release()
-        self.recorded[pattern] = Recorded(sample, update, metrics, batches)
+        self.recorded[pattern] = Recorded(graphs, metrics, batches)
         return True
+
+    @contextmanager
+    def _graph(
+        self, graphs: dict[str, torch.cuda.CUDAGraph], name: str, *drawing: object
+    ) -> Iterator[None]:
+        """Record as one graph; `drawing`: who draws random numbers inside."""
+        graphs[name] = graph = torch.cuda.CUDAGraph()
+        for owner in drawing:
+            for generator in generators(owner):
+                graph.register_generator_state(generator)
+        # thread_local: a simulator may be busy with the same device in another thread.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            yield
 
 
 def means(found: list[Metrics]) -> Metrics:

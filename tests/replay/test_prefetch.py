@@ -36,16 +36,15 @@ def wait_until_full(ahead: PrefetchedReplay) -> None:
 def test_batches_and_their_order_are_those_of_the_replay(depth: int) -> None:
     plain = made()
     with prefetching(made(), rows=5, depth=depth) as ahead:
-        drawn = [*ahead.batches(3, 5), *ahead.batches(9, 5)]
-    assert len(drawn) == 12
-    assert all(same(a, b) for a, b in zip(drawn, plain.batches(12, 5), strict=True))
+        drawn = [ahead.sample(5) for _ in range(12)]
+    assert all(same(batch, plain.sample(5)) for batch in drawn)
 
 
 def test_no_more_batches_wait_than_asked_for_and_none_before_the_first_is_wanted() -> None:
     with prefetching(made(), rows=5, depth=3) as ahead:
         assert isinstance(ahead, PrefetchedReplay)
         assert ahead.thread is None
-        list(ahead.batches(1, 5))
+        ahead.sample(5)
         wait_until_full(ahead)
         time.sleep(0.05)
         assert len(ahead.ready) == 3
@@ -70,7 +69,7 @@ def test_the_threads_error_reaches_the_learner_as_it_was(monkeypatch: pytest.Mon
     with prefetching(replay, rows=5, depth=2) as ahead:
         for _ in range(2):  # whoever asks again is told again, and does not wait for ever
             with pytest.raises(RuntimeError, match="no such row") as caught:
-                next(iter(ahead.batches(1, 5)))
+                ahead.sample(5)
             assert caught.value is wrong
 
 
@@ -79,7 +78,7 @@ def test_a_learner_that_fails_ends_the_thread() -> None:
 
     def fail() -> None:
         with prefetching(made(), rows=5, depth=2) as ahead:
-            list(ahead.batches(1, 5))
+            ahead.sample(5)
             assert isinstance(ahead, PrefetchedReplay)
             seen.append(ahead.thread)
             raise KeyboardInterrupt
@@ -95,13 +94,13 @@ def test_errors_of_rows_that_are_gone_by_now_are_ignored() -> None:
     """All rows of a batch drawn ahead are overwritten before the learner gets to it."""
     with prefetching(made(steps=8), rows=6, depth=2) as ahead:
         assert isinstance(ahead, PrefetchedReplay)
-        list(ahead.batches(1, 6))
+        ahead.sample(6)
         wait_until_full(ahead)
         fill(ahead, 8, torch.tensor([0.1, 1.0, 10.0]))
         sampler = ahead.sampler
         assert isinstance(sampler, Proportional)
         before = [level.clone() for level in sampler.tree.levels]
-        (batch,) = ahead.batches(1, 6)
+        batch = ahead.sample(6)
         assert int(batch.row_id.max()) < 8 * 3
         ahead.reprioritize(batch.row_id, torch.full((6,), 1e6))
         assert all(torch.equal(a, b) for a, b in zip(before, sampler.tree.levels, strict=True))
@@ -128,12 +127,14 @@ def test_appends_updates_and_saves_never_meet_a_sample(monkeypatch: pytest.Monke
         monkeypatch.setattr(Replay, name, checked)
 
     replay = made()
-    for name in ("append", "cut", "gather", "reprioritize", "state_dict"):
+    for name in ("append", "cut", "gather", "reprioritize", "trim", "state_dict"):
         alone(name)
     with prefetching(replay, rows=5, depth=3) as ahead:
-        for batch in ahead.batches(30, 5):
+        for _ in range(30):
+            batch = ahead.sample(5)
             fill(ahead, 1)
             ahead.reprioritize(batch.row_id, batch.reward.abs())
+            ahead.trim(1)
             ahead.cut()
             ahead.state_dict()
     assert met == []

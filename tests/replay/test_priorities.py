@@ -194,17 +194,17 @@ def test_windows_equal_the_oracle_under_priorities(eviction: Any) -> None:
             if discount > 0:
                 assert torch.equal(batch.next_obs.actor[row], following)
         replay.reprioritize(batch.row_id, torch.rand(16, generator=random))
+        replay.trim(1)
 
 
 def test_a_soft_capacity_is_trimmed_every_hundred_updates_and_the_newest_survive() -> None:
     replay = make_replay(ProportionalConfig(eviction=FifoConfig(slack=0.5)), rows=20, columns=2)
     stream = fill(replay, 28)
     assert replay.size == 56, "adding is never blocked"
-    name, error = torch.tensor([55]), torch.tensor([1.0])
-    for _ in range(99):
-        replay.reprioritize(name, error)
+    for updates in (1, 95, 3):
+        replay.trim(updates)
     assert replay.size == 56
-    replay.reprioritize(name, error)
+    replay.trim(2)
     assert replay.size == 40
     assert set(replay.sample(4000).row_id.tolist()) == set(range(16, 56))
     for _ in range(50):  # more than the slack: the ring overwrites its oldest rows
@@ -283,6 +283,7 @@ def test_saved_and_restored_exactly(sampler: ProportionalConfig) -> None:
         one.append(stream.step(), torch.rand(3, generator=random))
         batch = one.sample(6)
         one.reprioritize(batch.row_id, torch.rand(6, generator=random))
+        one.trim(30)
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     for _ in range(15):
         fresh, error, late = (
@@ -295,6 +296,7 @@ def test_saved_and_restored_exactly(sampler: ProportionalConfig) -> None:
             replay.append(fresh, error)
             drawn.append(replay.sample(6))
             replay.reprioritize(drawn[-1].row_id, late)
+            replay.trim(30)
         assert torch.equal(drawn[0].row_id, drawn[1].row_id)
         assert torch.equal(drawn[0].weight, drawn[1].weight)
         assert torch.equal(drawn[0].next_obs.actor, drawn[1].next_obs.actor)

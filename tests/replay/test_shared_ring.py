@@ -137,6 +137,7 @@ def test_each_writer_is_trimmed_to_its_newest_rows() -> None:
     for _ in range(2):
         batch = replay.sample(8)
         replay.reprioritize(batch.row_id, torch.ones(8))
+        replay.trim(1)
     assert replay.size == (10 + 4 + 10) * 2
     seen = replay.sample(20_000).row_id
     lines, columns = seen // 6, seen % 6

@@ -297,10 +297,14 @@ def test_a_free_learner_shares_its_time_by_what_the_device_takes(
         now = max(now, busy_until) + 3.0  # copying to the device waits for it
         return []
 
-    def update(batch: Any) -> Any:
-        nonlocal busy_until
-        busy_until = max(now, busy_until) + 10.0
-        return SimpleNamespace(td_error=None, metrics={})
+    class Learner:
+        def ready(self, count: int) -> bool:
+            return True
+
+        def __call__(self, count: int) -> dict[str, Any]:
+            nonlocal busy_until
+            busy_until = max(now, busy_until) + 10.0
+            return {}
 
     class Made(SimpleNamespace):
         def wait(self) -> None:
@@ -319,23 +323,23 @@ def test_a_free_learner_shares_its_time_by_what_the_device_takes(
         total_vec_steps=40,
         pace=SimpleNamespace(warmup_vec_steps=0),
     )
-    batch = SimpleNamespace(row_id=None)
-    replay = Made(batches=lambda count, rows: [batch] * count)
     run = Made(
         recipe=recipe,
-        agent=Made(update=update, losses=()),
-        replay=replay,
+        agent=Made(),
+        replay=Made(),
         fleet=Fleet(),
         cfg=ActorLearnerConfig(free=True, actors=4, blocks_ahead=2),
         device=torch.device("cpu"),
         pace=Made(held_vec_steps=0),
         lead=Made(allows=lambda rows: True),
         vec_steps=0,
+        learned_rows=0,
         published_at=0,
         collected=lambda steps, actor: 1,
     )
     monkeypatch.setattr(actor_learner_module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(actor_learner_module, "unpack_lines", unpack)
+    monkeypatch.setattr(actor_learner_module, "learner", lambda *args, **kwargs: Learner())
     actor_learner_module.actor_learner(cast(Any, run), lambda: False)
     assert set(taken[1:-1]) == {4}, "3 + 3 + 3 seconds are below 10, another 3 are not"
 

@@ -47,8 +47,9 @@ def bench_prefetch(
             done, start = 0, time.perf_counter()
             while done < 2 or time.perf_counter() - start < seconds:
                 ahead.append(step, error)
-                for batch in ahead.batches(1, TREE_BATCH):
-                    ahead.reprioritize(batch.row_id, update(batch).td_error)
+                batch = ahead.sample(TREE_BATCH)
+                ahead.reprioritize(batch.row_id, update(batch).td_error)
+                ahead.trim(1)
                 _wait(place)
                 done += 1
             return done / (time.perf_counter() - start)

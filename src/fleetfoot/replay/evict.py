@@ -33,8 +33,8 @@ class Eviction(Protocol):
         """Leaves to clear after so many lines were appended, if any."""
         ...
 
-    def updated(self, ring: Ring) -> Tensor | None:
-        """Leaves to clear after an update of the learner, if any."""
+    def updated(self, ring: Ring, updates: int) -> Tensor | None:
+        """Leaves to clear after so many updates of the learner, if any."""
         ...
 
     def readable(self, ring: Ring) -> int:
@@ -99,9 +99,9 @@ class Fifo:
     def appended(self, ring: Ring, lines: int) -> None:
         return None
 
-    def updated(self, ring: Ring) -> Tensor | None:
-        self.updates += 1
-        return None if self.updates % self.every else ring.trim(self.rows)
+    def updated(self, ring: Ring, updates: int) -> Tensor | None:
+        before, self.updates = self.updates, self.updates + updates
+        return None if before // self.every == self.updates // self.every else ring.trim(self.rows)
 
     def readable(self, ring: Ring) -> int:
         return ring.stored
@@ -177,7 +177,7 @@ class Inverse:
         goes = first & (first.cumsum(0) <= self.count - self.capacity)
         return torch.where(goes, leaf, self.nowhere)
 
-    def updated(self, ring: Ring) -> None:
+    def updated(self, ring: Ring, updates: int) -> None:
         return None
 
     def readable(self, ring: Ring) -> int:

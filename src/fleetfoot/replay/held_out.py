@@ -69,7 +69,7 @@ class HeldOutUniform:
     same, its rows have weight 0 and mean nothing.
     """
 
-    capturable = True
+    prioritised = False
 
     def __init__(self, cfg: HeldOutUniformConfig, ring: Ring, seed: int, device: torch.device):
         self.cfg, self.device = cfg, device
@@ -124,6 +124,9 @@ class HeldOutUniform:
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         """There are no priorities."""
+
+    def trim(self, ring: Ring, updates: int) -> None:
+        """The ring forgets by itself."""
 
     def readable(self, ring: Ring) -> int:
         """Of both sets together: how many are in each, only the device knows."""

@@ -36,7 +36,7 @@ def prefetching(replay: Replay, rows: int, depth: int) -> Iterator[Replay]:
 
 
 class PrefetchedReplay(Replay):
-    """All of a replay. `batches` hands out what the thread has drawn; it begins with the first that is asked for."""
+    """All of a replay. `sample` hands out what the thread has drawn; it begins with the first that is asked for."""
 
     def __init__(self, replay: Replay, rows: int, depth: int):
         super().__init__(replay.cfg, replay.ring, replay.sampler, replay.gamma)
@@ -48,12 +48,8 @@ class PrefetchedReplay(Replay):
         self.error: BaseException | None = None
         self.closed = False
 
-    def batches(self, count: int, rows: int) -> Iterator[Batch]:
+    def sample(self, rows: int) -> Batch:
         assert rows == self.rows
-        for _ in range(count):
-            yield self._next()
-
-    def _next(self) -> Batch:
         with self.changed:
             assert not self.closed
             if self.thread is None:
@@ -69,7 +65,8 @@ class PrefetchedReplay(Replay):
     def _fill(self) -> None:
         try:
             while self._has_room():
-                batch = self.sample(self.rows)
+                with self.turn:
+                    batch = super().sample(self.rows)
                 with self.changed:
                     self.ready.append(batch)
                     self.changed.notify_all()
@@ -107,10 +104,6 @@ class PrefetchedReplay(Replay):
         with self.turn:
             super().cut(writer)
 
-    def sample(self, rows: int) -> Batch:
-        with self.turn:
-            return super().sample(rows)
-
     def draw(self, rows: int) -> Drawn:
         with self.turn:
             return super().draw(rows)
@@ -118,6 +111,10 @@ class PrefetchedReplay(Replay):
     def reprioritize(self, row_id: Tensor, td_error: Tensor | None) -> None:
         with self.turn:
             super().reprioritize(row_id, td_error)
+
+    def trim(self, updates: int) -> None:
+        with self.turn:
+            super().trim(updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Sampling changes nothing of it but the random state, which is a copy: it may go on while this is written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -194,15 +194,14 @@ class Replay:
             row_id=ring.row_id(age, column),
         )
 
-    def batches(self, count: int, rows: int) -> Iterator[Batch]:
-        """`count` independent samples, each drawn when it is asked for."""
-        for _ in range(count):
-            yield self.sample(rows)
-
     def reprioritize(self, row_id: Tensor, td_error: Tensor | None) -> None:
         """Tell the sampler what an update has found: the absolute errors [B] of the rows of a batch. Call it once after
         every update; rows that are gone by now are ignored."""
         self.sampler.reprioritize(self.ring, row_id, td_error)
+
+    def trim(self, updates: int) -> None:
+        """Call it after one update or several, with their number: now and then rows beyond the capacity go."""
+        self.sampler.trim(self.ring, updates)
 
     def state_dict(self) -> dict[str, Any]:
         return {"ring": self.ring.state_dict(), "sampler": self.sampler.state_dict()}

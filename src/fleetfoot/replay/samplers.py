@@ -36,8 +36,8 @@ class Rows(Protocol):
 class Sampler(Protocol):
     """Draws rows of one ring, and is told of every change to it."""
 
-    capturable: bool
-    """Drawing can be recorded once and repeated: it depends on nothing but the generator and the ring's device."""
+    prioritised: bool
+    """Each update changes what the next one draws."""
 
     def draw(self, rows: int, ring: Ring) -> Drawn: ...
 
@@ -52,6 +52,11 @@ class Sampler(Protocol):
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         """An update has learned from rows (`Batch.row_id`) and found these absolute errors. Rows that are gone are
         ignored; of a row named twice the last error counts."""
+        ...
+
+    def trim(self, ring: Ring, updates: int) -> None:
+        """So many updates have been made since the last call: rows beyond the capacity go, if it is time. Nothing else
+        that an update needs of a sampler depends on the host, so the rest can be recorded once and repeated."""
         ...
 
     def readable(self, ring: Ring) -> int:
@@ -106,7 +111,7 @@ class UniformConfig:
 class Uniform:
     """Every row of every environment is equally likely."""
 
-    capturable = True
+    prioritised = False
 
     def __init__(self, seed: int, device: torch.device):
         self.device = device
@@ -129,6 +134,9 @@ class Uniform:
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         """There are no priorities."""
+
+    def trim(self, ring: Ring, updates: int) -> None:
+        """The ring forgets by itself."""
 
     def readable(self, ring: Ring) -> int:
         return ring.stored
@@ -187,7 +195,7 @@ class Proportional:
     Rows of unknown error get the largest priority so far, which is 1 at first.
     """
 
-    capturable = False  # each update changes what the next one draws, and trims happen now and then
+    prioritised = True
 
     def __init__(
         self, cfg: ProportionalConfig, ring: Ring, rows: int, seed: int, device: torch.device
@@ -231,7 +239,7 @@ class Proportional:
             priority = self.largest.expand(lines * ring.width)
         else:
             priority = self._priority(td_error)
-            self.largest = torch.maximum(self.largest, priority.amax())
+            torch.maximum(self.largest, priority.amax(), out=self.largest)
         # Rows of age -1 have just lost their place, or never had one. Of several lines that did, some are new again.
         lost = min(lines, ring.stack)
         leaf = torch.cat([ring.line(ring.size - lines, lines), ring.line(-lost, lost)])
@@ -247,9 +255,11 @@ class Proportional:
         leaf, alive = ring.find(row_id)
         alive &= self.tree.get(leaf) > 0
         priority = self._priority(td_error).mul_(alive)
-        self.largest = torch.maximum(self.largest, priority.amax())
+        torch.maximum(self.largest, priority.amax(), out=self.largest)
         self.set_priority(*last_wins(torch.where(alive, leaf, self.nowhere), priority))
-        self._clear(self.eviction.updated(ring))
+
+    def trim(self, ring: Ring, updates: int) -> None:
+        self._clear(self.eviction.updated(ring, updates))
 
     def readable(self, ring: Ring) -> int:
         return self.eviction.readable(ring)
@@ -286,7 +296,7 @@ class Proportional:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore_generator(self.generator, state["generator"])
         self.tree.load_state_dict(state["tree"])
-        self.largest = state["largest"].to(self.device).clone()
+        self.largest.copy_(state["largest"])
         self.eviction.load_state_dict(state["eviction"])
         if self.smallest is not None:
             self.smallest.load_state_dict(state["smallest"])

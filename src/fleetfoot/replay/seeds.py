@@ -17,7 +17,7 @@ from fleetfoot.replay.samplers import Drawn, Uniform
 class SeedsUniform:
     """Rows of seed s come from columns s N to (s + 1) N - 1 of the ring, as `Uniform` alone would draw them."""
 
-    capturable = True
+    prioritised = False
 
     def __init__(self, samplers: list[Uniform], columns: int):
         self.samplers, self.columns = samplers, columns  # of one seed
@@ -43,6 +43,9 @@ class SeedsUniform:
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         """There are no priorities."""
+
+    def trim(self, ring: Ring, updates: int) -> None:
+        """The ring forgets by itself."""
 
     def readable(self, ring: Ring) -> int:
         return ring.stored

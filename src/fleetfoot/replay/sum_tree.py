@@ -110,8 +110,8 @@ class SumTree(Tree):
         self.sums = None
 
     def top_sums(self) -> Sums:
-        """Of the top as it is; several draws may follow one change."""
-        if self.sums is None:
+        """Of the top as it is; several draws may follow one change, except where draws are recorded and repeated."""
+        if self.sums is None or not self.in_order:
             ends = self.top.cumsum(0)
             total = ends[-1]
             self.sums = Sums(ends, ends - self.top, self.top * BELOW, total, total * BELOW)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -38,7 +39,7 @@ from fleetfoot import checkpoint
 from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.prefetch import prefetching
-from fleetfoot.speed import updater
+from fleetfoot.speed import learner
 from fleetfoot.topologies.block import unpack_lines
 from fleetfoot.topologies.cluster import (
     PackedRecipe,
@@ -47,7 +48,7 @@ from fleetfoot.topologies.cluster import (
     pack_recipe,
     to_tensors,
 )
-from fleetfoot.topologies.fleet_run import FleetRun
+from fleetfoot.topologies.fleet_run import BURST, FleetRun
 from fleetfoot.topologies.run import Interrupt
 from fleetfoot.topologies.watch import WAIT_SECONDS, News, Watch
 
@@ -171,13 +172,22 @@ class Learner:
 def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
     recipe, agent, replay, fleet = run.recipe, run.agent, run.replay, run.fleet
     cfg = run.cfg
-    update = updater(agent, precision=recipe.precision, mode=recipe.execution, device=run.device)
+    updates = learner(
+        agent,
+        replay,
+        recipe.batch_size,
+        precision=recipe.precision,
+        mode=recipe.execution,
+        device=run.device,
+        split=run.split,
+    )
 
     def learn(count: int) -> None:
-        for batch in replay.batches(count, recipe.batch_size):
-            learned = update(batch)
-            replay.reprioritize(batch.row_id, learned.td_error)
-            run.learned_from(batch, learned.metrics)
+        with nullcontext() if updates.ready(count) else run.compiling():
+            found = updates(count)
+        run.owed = count
+        run.learned(found)
+        run.learned_rows += count * recipe.batch_size
 
     def over() -> bool:
         return run.vec_steps >= recipe.total_vec_steps or asked()
@@ -188,7 +198,7 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
     while not over():
         warm = cfg.free and run.vec_steps >= recipe.pace.warmup_vec_steps
         warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
-        ready = warm and run.lead.allows(recipe.batch_size)
+        ready = warm and run.lead.allows(BURST * recipe.batch_size)
         until = 0.0  # when it is enough of collecting
         for block in fleet.blocks(
             most=cfg.actors * cfg.blocks_ahead if cfg.free else 1,
@@ -229,9 +239,9 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
             if ready and time.perf_counter() > until:
                 break  # who collects gets as much of the learner's time as learning itself, not more
         if ready and not over():  # what is saved last is what is returned
-            run.lead.spend(recipe.batch_size)
+            run.lead.spend(BURST * recipe.batch_size)
             begun = time.perf_counter()
-            learn(1)
+            learn(BURST)
         if run.vec_steps - run.published_at >= cfg.publish_every_vec_steps or cfg.lockstep:
             run.publish()
         if cfg.lockstep:

@@ -328,6 +328,7 @@ class Bundle:
             batch = self.replay.sample(self.recipe.batch_size)
             learned = self.update(batch)
             self.replay.reprioritize(batch.row_id, learned.td_error)
+            self.replay.trim(1)
             self.sums.add(learned.metrics)
 
     def succeed(self, habits: dict[str, Any]) -> None:

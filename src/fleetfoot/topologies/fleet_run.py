@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fleetfoot.data import Batch, EnvSpec, Transition
+from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.log import Counters, EpisodeStats, Log
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Lead
@@ -26,6 +26,8 @@ from fleetfoot.topologies.watch import News
 
 if TYPE_CHECKING:
     from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+
+BURST = 4  # updates of a free learner between two looks at what has arrived: to look takes as long as a short update
 
 
 @dataclass(kw_only=True)
@@ -96,7 +98,7 @@ class FleetRun(Learning):
             lead=Lead(
                 cfg.max_reuse,
                 rows=recipe.num_envs * cfg.block_vec_steps * cfg.blocks_ahead,
-                batch_size=recipe.batch_size,
+                most_at_once=BURST * recipe.batch_size,
             ),
         )
         fleet.launched = run.cut
@@ -140,11 +142,6 @@ class FleetRun(Learning):
         seen = {"env/obs_magnitude": last.next_obs.actor.float().abs().mean()}
         self.log.add(seen | {"env/reward": torch.stack([s.reward for s in steps]), **last.info})
         return sum(self.lines) // self.cfg.actors - self.vec_steps
-
-    def learned_from(self, batch: Batch, metrics: dict[str, Tensor]) -> None:
-        self.owed = 1
-        self.learned(metrics)
-        self.learned_rows += len(batch.reward)
 
     def note(self, block: Block) -> None:
         lag = self.fleet.weights.version - block.version
