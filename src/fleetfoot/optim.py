@@ -270,8 +270,9 @@ class LocalStepper:
         """Of the whole gradient; with seeds, of each seed's: [S]."""
         if self.seeds is None:
             return torch.nn.utils.get_total_norm(gradients)
-        each = [torch.linalg.vector_norm(g.reshape(self.seeds, -1), dim=1) for g in gradients]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+        # All in a few launches: most of these tensors are too small to be worth one of their own.
+        each = torch._foreach_norm([g[seed] for seed in range(self.seeds) for g in gradients])
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(each).view(self.seeds, -1), dim=1)
         return norm
 
     @torch.no_grad()

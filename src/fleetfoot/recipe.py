@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from fleetfoot.log import Counters, LogConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError, part
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.speed import Mode
+from fleetfoot.speed import Mode, Precision
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class Recipe:
     seed: int = 0
     device: str = "auto"
     """auto, cpu, cuda or cuda:K."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """bf16: matrix products under autocast, float32 master weights."""
+    precision: Precision = "float32"
+    """tf32: matrix products with 10 bits of fraction on a GPU that can (on a CPU the same as float32); bf16: with 7,
+    under autocast, master weights in float32. Convolutions on a GPU use tf32 in any case."""
     execution: Mode = "auto"
     """How updates are executed. eager: as written; compiled: losses through torch.compile (on a CPU this needs a C++
     compiler); captured: compiled, and then CUDA graphs; auto: captured on a GPU, eager on a CPU."""

@@ -29,6 +29,7 @@ from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.seeds import SeedsUniform
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
+Precision = Literal["float32", "tf32", "bf16"]
 Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
 
@@ -45,7 +46,7 @@ def learner(
     rows: int,
     *,
     half: Half = "update",
-    precision: Literal["float32", "bf16"],
+    precision: Precision,
     mode: Mode,
     device: torch.device,
     split: TimeSplit | None = None,
@@ -76,7 +77,7 @@ def updater(
     agent: Agent,
     *,
     half: Half = "update",
-    precision: Literal["float32", "bf16"],
+    precision: Precision,
     mode: Mode,
     device: torch.device,
 ) -> Callable[[Any], Learned]:
@@ -86,7 +87,9 @@ def updater(
         for name in agent.losses:
             setattr(agent, name, Compiled(getattr(agent, name), name))
     update: Callable[[Any], Learned] = getattr(agent, half)
-    if precision == "float32":
+    if device.type == "cuda":  # of the process, so an earlier run's choice must not stay
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    if precision != "bf16":
         return update
 
     def in_bf16(batch: Any) -> Learned:
@@ -150,6 +153,10 @@ class EagerLearner:
     def join(self) -> Metrics:
         """From here on the updates count: what the caller asks of the device next comes after them."""
         return self.found
+
+    def busy(self) -> bool:
+        """Is the device still at it?"""
+        return False
 
     def _updates(self, count: int) -> Metrics:
         if count > 0:
@@ -220,6 +227,9 @@ class CapturedLearner(EagerLearner):
         torch.cuda.current_stream().wait_stream(self.stream)
         return super().join()
 
+    def busy(self) -> bool:
+        return not self.stream.query()
+
     def _updates(self, count: int) -> Metrics:
         if count == 0:
             return {}
@@ -243,6 +253,7 @@ class CapturedLearner(EagerLearner):
         graphs: dict[str, torch.cuda.CUDAGraph] = {}
         batches: list[Batch | Obs] = []
         sampler = self.replay.sampler
+        states = [(each, each.get_state()) for each in generators(sampler) + generators(self.agent)]
         RECORDING.acquire()
         try:
             if sampler.prioritised:
@@ -256,6 +267,9 @@ class CapturedLearner(EagerLearner):
         except RuntimeError as error:
             self.gave_up = True
             self.agent.updates = before
+            self.recorded.clear()  # they draw from the generators as they were
+            for generator, state in states:
+                _renew(generator, state)
             reason = str(error).strip().splitlines()[0][:200]
             _notice(f"the learner runs without CUDA graphs: {reason}.")
             return False
@@ -295,6 +309,13 @@ def generators(owner: object) -> list[torch.Generator]:
     held = list(vars(owner).values())
     plain = [value for value in held if isinstance(value, torch.Generator)]
     return plain + [g for value in held if isinstance(value, Noise) for g in value.generators]
+
+
+def _renew(generator: torch.Generator, state: Tensor) -> None:
+    """Bring a generator back to a state, also where a recording that failed has left it waiting for its end."""
+    fresh = torch.Generator(generator.device)
+    fresh.set_state(state)
+    generator.graphsafe_set_state(fresh)
 
 
 class Compiled:

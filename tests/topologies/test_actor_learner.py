@@ -277,10 +277,11 @@ def test_all_blocks_that_are_there_are_taken_at_once() -> None:
     assert (taken, fleet.asked) == ([3], 4), "also where none came: its actor may be a new one"
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_free_learner_shares_its_time_by_what_the_device_takes(
-    monkeypatch: pytest.MonkeyPatch,
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update is asked for in no time and takes 10 seconds of the device, a block takes 3."""
+    """Updates take 10 seconds, on a GPU while blocks are taken; a block takes 3."""
     now, busy_until, taken = 0.0, 0.0, list[int]()
 
     class Fleet:
@@ -294,16 +295,24 @@ def test_a_free_learner_shares_its_time_by_what_the_device_takes(
 
     def unpack(*block: Any) -> list[Any]:
         nonlocal now
-        now = max(now, busy_until) + 3.0  # copying to the device waits for it
+        now += 3.0
         return []
 
     class Learner:
         def ready(self, count: int) -> bool:
             return True
 
-        def __call__(self, count: int) -> dict[str, Any]:
-            nonlocal busy_until
-            busy_until = max(now, busy_until) + 10.0
+        def start(self, count: int) -> None:
+            nonlocal now, busy_until
+            if on_gpu:
+                busy_until = max(now, busy_until) + 10.0
+            else:
+                now += 10.0
+
+        def busy(self) -> bool:
+            return now < busy_until
+
+        def join(self) -> dict[str, Any]:
             return {}
 
     class Made(SimpleNamespace):
@@ -334,6 +343,7 @@ def test_a_free_learner_shares_its_time_by_what_the_device_takes(
         lead=Made(allows=lambda rows: True),
         vec_steps=0,
         learned_rows=0,
+        owed=0,
         published_at=0,
         collected=lambda steps, actor: 1,
     )

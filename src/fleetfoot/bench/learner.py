@@ -19,9 +19,8 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
 from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.speed import EagerLearner, Mode, learner
+from fleetfoot.speed import EagerLearner, Mode, Precision, learner
 
-Precision = Literal["float32", "bf16"]
 Name = Literal["g1", "simba", "humanoid-bench", "isaac", "tiny"]
 
 
@@ -69,7 +68,7 @@ def bench_learner(
 
     :param sizes: g1 (FastTD3 on Playground's G1), simba, humanoid-bench, isaac, or tiny.
     :param modes: eager, compiled, captured.
-    :param precision: float32 or bf16.
+    :param precision: float32, tf32 or bf16.
     :param updates: Updates timed, at least.
     :param check: Compare captured (or, without a GPU, compiled) updates with eager ones first.
     :param device: auto, cpu, cuda or cuda:K.
@@ -86,7 +85,7 @@ def bench_learner(
     return found
 
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 
 def measure(

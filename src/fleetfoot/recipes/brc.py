@@ -34,6 +34,7 @@ def tasks(name: str, tasks: str, episodes: int = 10, max_episode_steps: int = 0)
         evaluation=EvaluationConfig(every_vec_steps=50_000, episodes=episodes * count),
         log=LogConfig(every_vec_steps=1_000),
         checkpoint=CheckpointConfig(every_vec_steps=50_000),
+        precision="tf32",
         num_envs=count,
         batch_size=1_024,
         total_vec_steps=1_000_000,

@@ -38,6 +38,7 @@ def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: 
         evaluation=EvaluationConfig(every_vec_steps=25_000, episodes=5),
         log=LogConfig(every_vec_steps=1_000),
         checkpoint=CheckpointConfig(every_vec_steps=50_000),
+        precision="tf32",
         num_envs=1,
         batch_size=128,
         total_vec_steps=env_steps,

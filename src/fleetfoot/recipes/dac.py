@@ -33,6 +33,7 @@ def dm_control(name: str, task: str) -> Recipe:
         evaluation=EvaluationConfig(every_vec_steps=25_000, episodes=5),
         log=LogConfig(every_vec_steps=1_000),
         checkpoint=CheckpointConfig(every_vec_steps=50_000),
+        precision="tf32",
         num_envs=1,
         batch_size=256,
         total_vec_steps=3_000_000,

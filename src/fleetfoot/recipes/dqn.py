@@ -87,6 +87,7 @@ def pong() -> Recipe:
         evaluation=EvaluationConfig(every_vec_steps=4_000, episodes=8, max_vec_steps=27_000),
         log=LogConfig(every_vec_steps=200),
         checkpoint=CheckpointConfig(every_vec_steps=20_000, replay=False),
+        precision="tf32",
         num_envs=128,
         batch_size=512,
         total_vec_steps=80_000,

@@ -38,6 +38,7 @@ def dm_control(task: str, env_id: str) -> tuple[str, Callable[[], Recipe]]:
             evaluation=EvaluationConfig(every_vec_steps=20_000, episodes=10),
             log=LogConfig(every_vec_steps=1_000),
             checkpoint=CheckpointConfig(every_vec_steps=50_000),
+            precision="tf32",
             num_envs=1,
             batch_size=256,
             total_vec_steps=1_000_000,

@@ -182,17 +182,19 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
         split=run.split,
     )
 
-    def learn(count: int) -> None:
+    def begin(count: int) -> None:
         with nullcontext() if updates.ready(count) else run.compiling():
-            found = updates(count)
+            updates.start(count)
         run.owed = count
-        run.learned(found)
-        run.learned_rows += count * recipe.batch_size
+
+    def settle() -> None:
+        """From here on the updates begun count."""
+        run.learned_rows += run.owed * recipe.batch_size
+        run.learned(updates.join() if run.owed else {})
 
     def over() -> bool:
         return run.vec_steps >= recipe.total_vec_steps or asked()
 
-    begun = time.perf_counter()  # with the last update
     run.publish()
     fleet.ask()
     while not over():
@@ -200,19 +202,23 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
         warm = warm and run.pace.held_vec_steps == 0  # a replay that was not saved fills first
         ready = warm and run.lead.allows(BURST * recipe.batch_size)
         until = 0.0  # when it is enough of collecting
+        if ready:
+            run.lead.spend(BURST * recipe.batch_size)
+            run.wait()  # for those before: no queue may build up on a GPU
+            begun = time.perf_counter()
+            begin(BURST)  # a GPU is at it while blocks are unpacked
+            now = time.perf_counter()
+            until = now + (now - begun)
         for block in fleet.blocks(
             most=cfg.actors * cfg.blocks_ahead if cfg.free else 1,
             timeout=0.0 if ready else WAIT_SECONDS,
             ask=not cfg.lockstep,  # the actor goes on while its block is learned from
         ):
-            if ready and not until:
-                run.wait()  # copying the block would, too, and a GPU's updates take longer than to ask for them
-                now = time.perf_counter()
-                until = now + (now - begun)
             td_error = None if block.td_error is None else to_tensors(block.td_error).to(run.device)
             lines = unpack_lines(block.lines, run.spec, run.device)
             if cfg.free:
                 steps = list(lines)
+                settle()
                 for transition in steps:
                     agent.observe(transition)
                 replay.append_lines(steps, td_error, block.actor)
@@ -229,19 +235,17 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
                     replay.append(transition, error, block.actor)
                     if run.collected([transition], block.actor):
                         run.vec_steps += 1
-                        learn(run.pace.owed())
+                        begin(run.pace.owed())
+                        settle()
                         run.bookkeep(last=run.vec_steps == recipe.total_vec_steps)
                         if over():
                             break
             run.note(block)
             if over():
                 break
-            if ready and time.perf_counter() > until:
+            if ready and not updates.busy() and time.perf_counter() > until:
                 break  # who collects gets as much of the learner's time as learning itself, not more
-        if ready and not over():  # what is saved last is what is returned
-            run.lead.spend(BURST * recipe.batch_size)
-            begun = time.perf_counter()
-            learn(BURST)
+        settle()
         if run.vec_steps - run.published_at >= cfg.publish_every_vec_steps or cfg.lockstep:
             run.publish()
         if cfg.lockstep:
