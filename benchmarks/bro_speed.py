@@ -32,7 +32,7 @@ from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
-from fleetfoot.speed import learner
+from fleetfoot.speed import Precision, learner
 from fleetfoot.stack import stack
 from fleetfoot.topologies.seeds import joint_replay
 
@@ -121,7 +121,7 @@ def alone(recipe: Recipe, device: torch.device) -> Callable[[int], None]:
     small = replace(recipe.replay, capacity=FILLED)
     replay = small.build(spec_of(device), gamma=0.99, seed=0, device=device)
     fill(replay, 1, device)
-    return updates(built(recipe, device, 0), replay, device)
+    return updates(built(recipe, device, 0), replay, device, recipe.precision)
 
 
 def together(recipe: Recipe, device: torch.device, seeds: int) -> Callable[[int], None]:
@@ -129,11 +129,13 @@ def together(recipe: Recipe, device: torch.device, seeds: int) -> Callable[[int]
     replay = joint_replay(small, spec_of(device), range(seeds))
     fill(replay, seeds, device)
     agent = stack(built(recipe, device, 0), [built(recipe, device, s) for s in range(seeds)])
-    return updates(agent, replay, device)
+    return updates(agent, replay, device, recipe.precision)
 
 
-def updates(agent: Agent, replay: Replay, device: torch.device) -> Callable[[int], None]:
-    learn = learner(agent, replay, ROWS, precision="float32", mode="auto", device=device)
+def updates(
+    agent: Agent, replay: Replay, device: torch.device, precision: Precision
+) -> Callable[[int], None]:
+    learn = learner(agent, replay, ROWS, precision=precision, mode="auto", device=device)
 
     def update(count: int) -> None:
         for _ in range(count // 2):

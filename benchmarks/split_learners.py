@@ -89,7 +89,7 @@ def control(task: str, target: float, steps: int) -> Task:
         gamma=0.99,
         total_vec_steps=20_000,
     )
-    return Task(recipe, target, every=50, steps=steps)
+    return Task(recipe, target, every=100, steps=steps)
 
 
 def t1() -> Task:

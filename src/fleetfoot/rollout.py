@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from fleetfoot.explore import Explorer
 from fleetfoot.log.split import TimeSplit
 
 Stepper = Callable[[Tensor], Step]
+
+TURN_SECONDS = 1e-4
 
 
 def rollout(
@@ -40,6 +44,18 @@ def rollout(
         obs = step.obs
 
 
+@contextmanager
+def quick_turns() -> Iterator[None]:
+    """For threads that take turns at the interpreter. One that comes back from a call into the device waits for it up
+    to the switch interval; Python's own, 5 ms, is as long as a vec step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
 class Background:
     """Steps an environment in a thread, and on a GPU on a stream, of its own, while the caller does `meanwhile`.
 
@@ -56,7 +72,9 @@ class Background:
         """Where `meanwhile` is not `ready`, one after the other, with the same result: two that record CUDA graphs at
         once may fail."""
         self.env, self.meanwhile, self.ready, self.split = env, meanwhile, ready, split
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="simulate")
+        self.stack = ExitStack()
+        self.stack.enter_context(quick_turns())
+        self.thread = self.stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="simulate"))
         on_gpu = env.spec.device.type == "cuda"
         self.stream: torch.cuda.Stream | None = None
         if on_gpu:
@@ -86,4 +104,4 @@ class Background:
             return self.env.step(action)
 
     def close(self) -> None:
-        self.thread.shutdown()
+        self.stack.close()

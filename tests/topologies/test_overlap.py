@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from fleetfoot.data import Transition
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe
+from fleetfoot.rollout import TURN_SECONDS
 from fleetfoot.topologies import synchronous as synchronous_module
 from fleetfoot.topologies.run import Run
 from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
@@ -260,3 +262,16 @@ def test_an_environment_that_needs_the_default_stream_is_refused(tmp_path: Path)
     with pytest.raises(UserError, match="no-overlap"):
         next(vec_steps(run, overlap=True))
     run.close()
+
+
+def test_threads_take_quick_turns_only_while_there_are_some(tmp_path: Path) -> None:
+    before, seen = sys.getswitchinterval(), list[float]()
+    recipe = overlapped(total_vec_steps=3)
+    run = Run.build(recipe, tmp_path / "run", None)
+    steps = vec_steps(run, overlap=True)
+    next(steps)
+    seen.append(sys.getswitchinterval())
+    steps.close()
+    run.close()
+    assert seen == [pytest.approx(TURN_SECONDS)]
+    assert sys.getswitchinterval() == before

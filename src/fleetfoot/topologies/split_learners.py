@@ -50,7 +50,7 @@ from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import UniformConfig
-from fleetfoot.rollout import rollout
+from fleetfoot.rollout import quick_turns, rollout
 from fleetfoot.speed import RECORDING, EagerLearner, Half, learner, resolved
 from fleetfoot.topologies.exchange import Channel, Reader, Versions
 from fleetfoot.topologies.run import Interrupt, Run
@@ -165,15 +165,16 @@ def at_work(
         threading.Thread(target=work, args=item, name=f"{item[0]} learner")
         for item in rounds.items()
     ]
-    try:
-        for thread in threads:
-            thread.start()
-        yield
-    finally:
-        gate.stop()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+    with quick_turns():
+        try:
+            for thread in threads:
+                thread.start()
+            yield
+        finally:
+            gate.stop()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
 
 
 def synchronize(device: torch.device) -> None:
