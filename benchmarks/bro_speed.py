@@ -75,6 +75,8 @@ def main() -> None:
     for name, each in found.items():
         print(f"{name:24} {each['updates_per_second']:10,.0f} updates/s, all seeds together")
     result = {"made_with": provenance(), "batch_size": ROWS, "updates": found}
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
     if args.train:
         result["training"] = training(args.train, args.seeds, args.device)
         print(json.dumps(result["training"]))
