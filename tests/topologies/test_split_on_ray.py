@@ -31,9 +31,9 @@ from fleetfoot.replay import replay as replay_module
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.speed import EagerLearner
+from fleetfoot.topologies.clock import Clock
 from fleetfoot.topologies.cluster import Restarts, cluster, pack_recipe, to_tensors
 from fleetfoot.topologies.exchange import copy_flat_, flat
-from fleetfoot.topologies.run import Clock
 from fleetfoot.topologies.split_learners import InProcessConfig, SplitLearnersConfig, SplitRun
 from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun, covered
 from fleetfoot.topologies.split_stages import RoleConfig

@@ -28,7 +28,8 @@ from fleetfoot.replay.samplers import Uniform, UniformConfig
 from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform, of_seed
 from fleetfoot.speed import learner
 from fleetfoot.stack import stack
-from fleetfoot.topologies.run import Interrupt, Run
+from fleetfoot.topologies.interrupt import Interrupt
+from fleetfoot.topologies.run import Run
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 

@@ -53,7 +53,8 @@ from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import rollout
 from fleetfoot.speed import RECORDING, EagerLearner, Half, learner, resolved
 from fleetfoot.topologies.exchange import Channel, Reader, Versions
-from fleetfoot.topologies.run import Interrupt, Run
+from fleetfoot.topologies.interrupt import Interrupt
+from fleetfoot.topologies.run import Run
 
 STAGES = ("actor", "critic", "policy")
 SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses

@@ -28,11 +28,13 @@ import torch
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.agent import ActorCritic, every
-from fleetfoot.log import Log, Totals
+from fleetfoot.log import Log, Totals, added
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Gate
-from fleetfoot.part import UserError, part, to_json
+from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe, Result
+from fleetfoot.topologies.bookkeeping import Bookkeeping
+from fleetfoot.topologies.clock import Clock
 from fleetfoot.topologies.cluster import (
     ClusterFields,
     Restarts,
@@ -41,7 +43,7 @@ from fleetfoot.topologies.cluster import (
     to_tensors,
 )
 from fleetfoot.topologies.exchange import copy_flat_
-from fleetfoot.topologies.run import Bookkeeping, Clock, Interrupt, added
+from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.split_learners import (
     STAGES,
     SplitLearnersConfig,
@@ -179,26 +181,16 @@ class RaySplitRun(Bookkeeping):
             run.load_state_dict(state)
             state.pop("replay", None)  # the learners have it
         run.tallied = (run.vec_steps, run.updates, run.policy_updates)
-        run.log = recipe.log.build(
-            folder,
-            total_vec_steps=recipe.total_vec_steps,
-            recipe_json=to_json(recipe),
-            resumed=None if state is None else run.counters(),
-            best=None if run.best_return != run.best_return else run.best_return,
-        )
+        run.log = run.open_log(resumed=state is not None)
         run.log.merge = lambda totals: added([totals, *run.told])
         run.clock.restart(run.clock.before)  # starting processes is no training
         return run
 
     def next_stop(self) -> int:
         """The next vec step after which the books are kept."""
-        every_so_many = (
-            self.recipe.evaluation.every_vec_steps,
-            self.recipe.checkpoint.every_vec_steps,
-            self.log.every_vec_steps,
-        )
-        stops = ((self.vec_steps // e + 1) * e for e in every_so_many if e > 0)
-        return min([self.recipe.total_vec_steps, *stops])
+        recipe, log = self.recipe, self.log
+        every = (recipe.evaluation.every_vec_steps, recipe.checkpoint.every_vec_steps)
+        return self.next_of(*every, log.every_vec_steps)
 
     def still(self) -> bool:
         """Have all come to `stop_at`, with nothing left to do?"""
