@@ -91,13 +91,7 @@ class Run(Learning):
             device=device,
             beside=cls.bytes_beside(share, env.spec),
         )
-        agent = recipe.agent.build(
-            joint_spec(env.spec, ranks),
-            gamma=recipe.gamma,
-            total_updates=recipe.total_updates(),
-            seed=recipe.seeds().agent,
-            device=device,
-        )
+        agent = recipe.build_agent(joint_spec(env.spec, ranks), device)
         bind(agent, ranks, seeds.agent)
         run = cls(
             recipe=recipe,

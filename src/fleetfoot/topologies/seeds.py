@@ -127,13 +127,7 @@ class Together:
                     "itself (AsSampledConfig). Train them one after the other, with --seed."
                 )
             self.explorers.append(run.explorer)
-        whole = self.recipe.agent.build(
-            self.first.env.spec,
-            gamma=self.recipe.gamma,
-            total_updates=self.recipe.total_updates(),
-            seed=0,
-            device=self.device,
-        )
+        whole = self.recipe.build_agent(self.first.env.spec, self.device)
         self.agent = stack(whole, [run.agent for run in runs])
 
     def train(self) -> list[Result]:
