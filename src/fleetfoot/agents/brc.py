@@ -26,7 +26,6 @@ transfer keeps is our reading of the paper, whose code does not show it.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar
 
@@ -46,7 +45,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.return_extremes import ReturnExtremes
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -146,8 +145,7 @@ class BRC:
             self.critic = QNetwork(see, cfg.critic_net, actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.atoms, device)
         self.reward_scale: ReturnExtremes | None = None

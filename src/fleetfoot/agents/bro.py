@@ -28,7 +28,6 @@ code, which starts each time from the same seed.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar
 
@@ -50,7 +49,7 @@ from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import quantile
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError, part
@@ -145,8 +144,7 @@ class BRO:
             if cfg.optimist is not None:
                 gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
                 self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: Adjuster = cfg.optimism.build().to(device)
         self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
@@ -191,7 +189,6 @@ class BRO:
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
-        self.critic_target.constrain_()
         return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:

@@ -27,7 +27,6 @@ normalised (both off, as published).
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar, Literal
 
@@ -48,7 +47,7 @@ from fleetfoot.nn.reset import Initial, due
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig
 from fleetfoot.part import UserError, part
@@ -169,8 +168,7 @@ class DAC:
             self.critic = QNetwork(gaze, cfg.critic_net, actions, 1, 2).to(device)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: Adjuster = cfg.optimism.build().to(device)
         self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
@@ -209,7 +207,6 @@ class DAC:
             if self.cfg.renew == "copy":
                 assert isinstance(self.optimist, Independent)
                 polyak_(self.optimist.gaussian, self.gaussian, 1.0)
-                self.optimist.constrain_()
         if due(self.cfg.resets, before, self.env_steps):  # (10)
             self.initial.restore_()
 
@@ -223,7 +220,6 @@ class DAC:
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        self.critic_target.constrain_()
         return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:

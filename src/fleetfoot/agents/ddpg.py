@@ -35,7 +35,6 @@ Deviations from the published systems:
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -50,7 +49,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.ops import categorical
 from fleetfoot.ops.clip_gradient import clip_gradient
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, OptimConfig, Stepper
 from fleetfoot.part import UserError, part
 
@@ -194,12 +193,10 @@ class DDPG:
             self.critic = QNetwork(encoder, cfg.critic_net, self.actions, outputs, cfg.critics)
             self.critic.to(device)
         self.behaviour = self.policy
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.critic.encoder.norm  # shared, not averaged
+        self.critic_target = target_of(self.critic, self.critic.encoder.norm)
         self.policy_target = self.policy
         if cfg.target_policy:
-            self.policy_target = copy.deepcopy(self.policy).requires_grad_(False)
-            self.policy_target.encoder.norm = self.policy.encoder.norm
+            self.policy_target = target_of(self.policy, self.policy.encoder.norm)
         self.z: Tensor | None = None
         if cfg.atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)

@@ -29,7 +29,6 @@ Deviations from the published systems:
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -46,7 +45,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.normalize import Identity, RunningNorm
 from fleetfoot.nn.torso import TorsoConfig
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import OptimConfig, RMSPropConfig, Stepper
 from fleetfoot.part import UserError, part
 
@@ -189,8 +188,7 @@ class DQN:
         self.behaviour = QValues(self.critic, self.z)
         self.policy = Greedy(self.behaviour)
         self.appraiser = Appraiser()
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.norm = self.critic.norm  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.critic.norm)
         self.step_critic: Stepper = cfg.critic_optim.build(
             self.critic.parameters(), total_updates, self.critic.constrain_
         )

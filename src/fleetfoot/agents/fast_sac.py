@@ -20,7 +20,6 @@ both heads learn from one target. Everything FastTD3 numbers under normalisation
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +37,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -116,8 +115,7 @@ class FastSAC:
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None

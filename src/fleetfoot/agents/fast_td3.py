@@ -33,7 +33,6 @@ Deviations from the published code:
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +47,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -141,8 +140,7 @@ class FastTD3:
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.behaviour = self.policy
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:

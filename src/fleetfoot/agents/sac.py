@@ -32,7 +32,6 @@ Choices where the study could not be read, and deviations:
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar
 
@@ -53,7 +52,7 @@ from fleetfoot.nn.pessimism import BanditBoundConfig, BoundConfig, FixedBoundCon
 from fleetfoot.nn.redo import ReDo
 from fleetfoot.nn.reset import Initial
 from fleetfoot.nn.scalar import Temperature
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -157,8 +156,7 @@ class SAC:
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, cfg.critics).to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         if self.bound.learns_from == "held_out":
@@ -205,7 +203,6 @@ class SAC:
         loss, metrics, td_error, gap, slope = self.critic_loss(batch, noise)
         metrics["critic/grad_norm"] = self.step_critic(loss)
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        self.critic_target.constrain_()
         with frozen(self.critic):
             noise = self.policy_noise.normal(rows, self.actions)
             loss, found, entropy = self.policy_loss(batch.obs, noise)

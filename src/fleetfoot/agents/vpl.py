@@ -31,7 +31,6 @@ the time, so that the error of the critic's targets becomes small. Everything el
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar
 
@@ -50,7 +49,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
 from fleetfoot.nn.reset import Initial
 from fleetfoot.nn.scalar import Temperature
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, AdamWConfig, SGDConfig
 from fleetfoot.part import UserError, part
 
@@ -126,8 +125,7 @@ class VPL:
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, 2).to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         self.step_critic = cfg.critic_optim.build(
@@ -156,8 +154,6 @@ class VPL:
         if self.initial is not None and self._resets_due() > self.resets:
             self.resets = self._resets_due()
             self.initial.restore_()
-            for network in (self.gaussian, self.critic, self.critic_target):
-                network.constrain_()  # singular vectors are those of the old weights
 
     def _resets_due(self) -> int:
         return self.updates // self.cfg.reset_every_updates
@@ -169,7 +165,6 @@ class VPL:
         loss, metrics, td_error = self.critic_loss(batch, noise)
         metrics["critic/grad_norm"] = self.step_critic(loss)
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        self.critic_target.constrain_()
         with frozen(self.critic):
             noise = self.policy_noise.normal(rows, self.actions)
             loss, found, entropy = self.policy_loss(batch.obs, noise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot.agents.agent import ActorCritic, Agent
 from fleetfoot.log.split import TimeSplit
@@ -35,11 +35,18 @@ def in_halves(agent: Agent) -> ActorCritic:
 def policy_weights(agent: ActorCritic) -> list[Tensor]:
     """What `update_policy` changes and others read."""
     found = [getattr(agent, name) for name in agent.policy_half]
-    return [w for stepper in found if isinstance(stepper, LocalStepper) for w in stepper.parameters]
+    steppers = [stepper for stepper in found if isinstance(stepper, LocalStepper)]
+    return [w for stepper in steppers for w in stepper.parameters] + _beside(agent.policy, agent)
 
 
 def critic_weights(agent: ActorCritic) -> list[Tensor]:
-    return list(agent.critic.parameters())
+    return [*agent.critic.parameters(), *_beside(agent.critic, agent)]
+
+
+def _beside(network: nn.Module, agent: ActorCritic) -> list[Tensor]:
+    """What goes with the weights of a network (singular vectors), without the statistics of observations."""
+    apart = {id(buffer) for buffer in agent.norms.buffers()}
+    return [buffer for buffer in network.buffers() if id(buffer) not in apart]
 
 
 def statistics(agent: ActorCritic) -> list[Tensor]:
