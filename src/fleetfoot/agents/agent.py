@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +138,16 @@ class AgentConfig(Protocol):
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> Agent:
         """`total_updates` is the length of the learning-rate schedules."""
+        ...
+
+
+@runtime_checkable
+class Solitary(Protocol):
+    """What an `AgentConfig` may say besides: why several seeds of its agent cannot be trained as one (`stack.py`)."""
+
+    @property
+    def only_alone(self) -> str | None:
+        """None: they can."""
         ...
 
 

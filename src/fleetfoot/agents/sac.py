@@ -100,6 +100,11 @@ class SACConfig:
     def follows_episodes(self) -> bool:
         return isinstance(self.bound, BanditBoundConfig)
 
+    @property
+    def only_alone(self) -> str | None:
+        redo = isinstance(self.plasticity, ReDoConfig)
+        return "ReDo looks at the units of one network" if redo else None
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> SAC:
@@ -184,7 +189,6 @@ class SAC:
             if isinstance(cfg.plasticity, ReDoConfig)
             else None
         )
-        self.only_alone = "ReDo looks at the units of one network" if self.redo else None
         self.updates = 0
         self.resets = 0
 
