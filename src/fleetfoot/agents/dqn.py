@@ -29,14 +29,15 @@ Deviations from the published systems:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import Pattern, every
+from fleetfoot.agents.agent import Pattern, Stateful, every
 from fleetfoot.data import Batch, Discrete, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import weights_from
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import ActionHead, DuelingHead
 from fleetfoot.nn.embed import TaskEmbedding
@@ -171,16 +172,16 @@ class Appraiser(nn.Module):
         return said.gather(1, action.unsqueeze(1)).T, said.amax(1)
 
 
-class DQN:
+class DQN(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss",)
+    kept = ("policy", "critic_target", "step_critic")  # the critic is inside the policy
 
     def __init__(
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
         assert isinstance(spec.action, Discrete)
         self.cfg = cfg
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
         if cfg.atoms is not None:
@@ -247,18 +248,6 @@ class DQN:
         shifted = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
         shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
         return categorical.project(probs, shifted, self.z)  # (6)
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return state | {"updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates = state["updates"]
-
-    def _stateful(self) -> list[str]:
-        return ["policy", "critic_target", "step_critic"]  # the critic is inside the policy
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:
