@@ -13,7 +13,8 @@ import torch
 from fleetfoot.log import split as split_module
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.speed import EagerLearner
-from fleetfoot.topologies.run import Clock, Run
+from fleetfoot.topologies.clock import Clock
+from fleetfoot.topologies.run import Run
 from fleetfoot.topologies.synchronous import vec_steps
 from topologies.test_synchronous import small
 

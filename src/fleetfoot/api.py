@@ -329,13 +329,7 @@ def _look_up(value: Any, path: str) -> Any:
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
     loaded = checkpoint.load(folder, which=which_there_is(folder, which), with_replay=False)
-    agent = recipe.agent.build(
-        spec,
-        gamma=recipe.gamma,
-        total_updates=recipe.total_updates(),
-        seed=recipe.seeds().agent,
-        device=resolve_device(device),
-    )
+    agent = recipe.build_agent(spec, resolve_device(device))
     # The policy alone: the rest of the agent's state is tied to the number of environments and the device of training.
     try:
         agent.policy.load_state_dict(loaded.state["agent"]["policy"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,26 @@ class _RandomChoice(_Random):
         return torch.where(share < epsilon, any_action, q.argmax(1))
 
 
+R = TypeVar("R", bound=_Random)
+
+
+class _Drawing(Generic[R]):
+    """An explorer whose random numbers are all its state. Those with more add theirs."""
+
+    random: R
+
+    def restart(self, ended: Tensor) -> None: ...
+
+    def skip(self, vec_steps: int) -> None:
+        self.random.skip(vec_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self.random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.random.load_state_dict(state["random"])
+
+
 @part
 class NoiseLadderConfig:
     """Gaussian noise on the action, of a different strength in every environment."""
@@ -185,7 +205,7 @@ class NoiseLadderConfig:
         return NoiseLadder(self, spec, seed, device)
 
 
-class NoiseLadder:
+class NoiseLadder(_Drawing[_RandomVector]):
     takes_noise = False
 
     def __init__(self, cfg: NoiseLadderConfig, spec: EnvSpec, seed: int, device: torch.device):
@@ -214,14 +234,11 @@ class NoiseLadder:
             # Drawn for all and kept where needed: the stream does not depend on data, nothing waits for the device.
             self.std = torch.where(ended, self._draw(), self.std)
 
-    def skip(self, vec_steps: int) -> None:
-        self.random.skip(vec_steps)
-
     def state_dict(self) -> dict[str, Any]:
-        return {"random": self.random.state_dict(), "std": self.std}
+        return super().state_dict() | {"std": self.std}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.random.load_state_dict(state["random"])
+        super().load_state_dict(state)
         self.std = state["std"].to(self.random.device)
 
 
@@ -236,7 +253,7 @@ class AsSampledConfig:
         return AsSampled(_RandomVector(spec, self.random_vec_steps, seed, device))
 
 
-class AsSampled:
+class AsSampled(_Drawing[_RandomVector]):
     """Calls `behaviour(obs, noise)` with standard normal noise [N, A]: the network owns no randomness."""
 
     takes_noise = True
@@ -250,17 +267,6 @@ class AsSampled:
             return self.random.uniform()
         action: Tensor = behaviour(obs, self.random.normal())
         return action.float().clamp_(-1.0, 1.0)
-
-    def restart(self, ended: Tensor) -> None: ...
-
-    def skip(self, vec_steps: int) -> None:
-        self.random.skip(vec_steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"random": self.random.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.random.load_state_dict(state["random"])
 
 
 @part
@@ -289,7 +295,7 @@ class EpsilonAnnealConfig:
         return EpsilonAnneal(self, _RandomChoice(spec, self.random_vec_steps, seed, device))
 
 
-class EpsilonAnneal:
+class EpsilonAnneal(_Drawing[_RandomChoice]):
     takes_noise = False
 
     def __init__(self, cfg: EpsilonAnnealConfig, random: _RandomChoice):
@@ -309,16 +315,14 @@ class EpsilonAnneal:
         self.vec_steps += 1
         return self.random.greedy_but(behaviour, obs, epsilon)
 
-    def restart(self, ended: Tensor) -> None: ...
-
     def skip(self, vec_steps: int) -> None:
         self.vec_steps += self.random.skip(vec_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"random": self.random.state_dict(), "vec_steps": self.vec_steps}
+        return super().state_dict() | {"vec_steps": self.vec_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.random.load_state_dict(state["random"])
+        super().load_state_dict(state)
         self.vec_steps = state["vec_steps"]
 
 
@@ -358,7 +362,7 @@ def ladder(epsilon: float, alpha: float, total: int) -> Tensor:
     return epsilon ** (1.0 + alpha * height)
 
 
-class EpsilonLadder:
+class EpsilonLadder(_Drawing[_RandomChoice]):
     takes_noise = False
 
     def __init__(self, epsilon: Tensor, random: _RandomChoice):
@@ -369,17 +373,6 @@ class EpsilonLadder:
         if self.random.at_start():
             return self.random.uniform()
         return self.random.greedy_but(behaviour, obs, self.epsilon)
-
-    def restart(self, ended: Tensor) -> None: ...
-
-    def skip(self, vec_steps: int) -> None:
-        self.random.skip(vec_steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"random": self.random.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.random.load_state_dict(state["random"])
 
 
 @part

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def weights_from(seed: int) -> Iterator[None]:
+    """Inside, the initial weights of networks depend on `seed` alone, and nothing outside depends on them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def generator_state(generator: torch.Generator) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleetfoot.agents.agent import AgentConfig
+from fleetfoot.agents.agent import Agent, AgentConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import ExplorerConfig
@@ -111,6 +112,18 @@ class Recipe:
 
     def total_updates(self) -> int:
         return max(1, self.pace.updates_after(self.total_vec_steps))
+
+    def build_agent(
+        self, spec: EnvSpec, device: torch.device, *, total_updates: int | None = None
+    ) -> Agent:
+        """`total_updates`: the length of its schedules where they are not those of a run in one process."""
+        return self.agent.build(
+            spec,
+            gamma=self.gamma,
+            total_updates=self.total_updates() if total_updates is None else total_updates,
+            seed=self.seeds().agent,
+            device=device,
+        )
 
     def check(self) -> None:
         """Refuse what cannot work before anything is built."""

@@ -29,8 +29,6 @@ from fleetfoot.part import UserError
 def stack(whole: Agent, agents: Sequence[Agent]) -> Agent:
     """Make `whole`, built like the `agents`, learn for all of them: from here on it takes batches [B, S, ...], and its
     `behaviour` observations [S, N, ...]. The agents must not be updated any more, except through it."""
-    if why := getattr(whole, "only_alone", None):
-        raise UserError(f"{why}, so its seeds cannot be trained as one; leave out --seeds.")
     held = _Held(whole)
     for weights in ("named_parameters", "named_buffers"):
         theirs = [dict(getattr(_Held(agent), weights)()) for agent in agents]

@@ -41,8 +41,9 @@ def make_agent(cfg: DACConfig = SMALL, seed: int = 0, **spec: Any) -> DAC:
 def weights(agent: DAC) -> dict[str, Tensor]:
     return {
         f"{name}.{key}": p.detach().clone()
-        for name in agent.modules
-        for key, p in getattr(agent, name).named_parameters()
+        for name, part in vars(agent).items()
+        if name in ("gaussian", *agent.kept) and isinstance(part, nn.Module) and name != "policy"
+        for key, p in part.named_parameters()
     }
 
 
@@ -272,7 +273,7 @@ def test_a_full_reset() -> None:
     assert not all(torch.equal(v, fresh[k]) for k, v in weights(agent).items())
     agent.observe(make_transition(make_spec(), 2))
     assert all(torch.equal(v, fresh[k]) for k, v in weights(agent).items())
-    assert all(getattr(agent, name).steps == 0 for name in agent.steppers)
+    assert all(getattr(agent, name).steps == 0 for name in agent.kept if "step_" in name)
 
 
 def test_the_published_settings() -> None:

@@ -25,8 +25,8 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.topologies.bundle import Report, flat
 from fleetfoot.topologies.bundle_fleet import BundleFleet
 from fleetfoot.topologies.cluster import Restarts
+from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
-from fleetfoot.topologies.run import Interrupt
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from fleetfoot.topologies.workers import Workers
 from topologies.crashing import CrashingConfig

@@ -21,6 +21,7 @@ from fleetfoot.data import Batch
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
+from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.observations import Observations
@@ -72,6 +73,16 @@ def test_in_lockstep_with_privileged_critics_and_several_tasks(tmp_path: Path) -
     recipe = short("fast_td3/pendulum", env=env)
     agent: Any = recipe.agent
     recipe = replace(recipe, agent=replace(agent, v_max=10.0, normalize_reward=True))
+    train(replace(recipe, topology=LOCKSTEP), tmp_path / "split")
+    train(replace(recipe, topology=SynchronousConfig()), tmp_path / "whole")
+    assert_same(agent_state(tmp_path / "split"), agent_state(tmp_path / "whole"))
+
+
+def test_in_lockstep_with_singular_vectors_beside_the_weights(tmp_path: Path) -> None:
+    recipe = short("fast_td3/pendulum", total_vec_steps=30)
+    agent: Any = recipe.agent
+    net = MLPConfig(hidden=(16,), spectral_norm=True)
+    recipe = replace(recipe, agent=replace(agent, policy_net=net, critic_net=net))
     train(replace(recipe, topology=LOCKSTEP), tmp_path / "split")
     train(replace(recipe, topology=SynchronousConfig()), tmp_path / "whole")
     assert_same(agent_state(tmp_path / "split"), agent_state(tmp_path / "whole"))

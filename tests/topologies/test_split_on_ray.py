@@ -31,11 +31,12 @@ from fleetfoot.replay import replay as replay_module
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.speed import EagerLearner
+from fleetfoot.topologies.clock import Clock
 from fleetfoot.topologies.cluster import Restarts, cluster, pack_recipe, to_tensors
 from fleetfoot.topologies.exchange import copy_flat_, flat
-from fleetfoot.topologies.run import Clock
+from fleetfoot.topologies.split_coordinator import RaySplitRun, covered
 from fleetfoot.topologies.split_learners import InProcessConfig, SplitLearnersConfig, SplitRun
-from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun, covered
+from fleetfoot.topologies.split_on_ray import OnRayConfig
 from fleetfoot.topologies.split_stages import RoleConfig
 from fleetfoot.topologies.split_workers import CriticLearner, PolicyLearner, SplitActor
 from fleetfoot.topologies.synchronous import SynchronousConfig
@@ -439,7 +440,8 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 from fleetfoot import train
 from fleetfoot.topologies.split_learners import SplitLearnersConfig
-from fleetfoot.topologies.split_on_ray import OnRayConfig, RaySplitRun
+from fleetfoot.topologies.split_coordinator import RaySplitRun
+from fleetfoot.topologies.split_on_ray import OnRayConfig
 from topologies.test_split_on_ray import pql
 nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
 workers = [nodes.add_node(num_cpus=1) for _ in range(3)]

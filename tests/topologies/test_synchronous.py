@@ -32,7 +32,8 @@ from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rollout import rollout as true_rollout
 from fleetfoot.speed import Compiled
 from fleetfoot.topologies import synchronous as synchronous_module
-from fleetfoot.topologies.run import Clock, Run
+from fleetfoot.topologies.clock import Clock
+from fleetfoot.topologies.run import Run
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 

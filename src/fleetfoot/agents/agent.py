@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import generator_state, restore_generator
 from fleetfoot.part import UserError
 
 Pattern: TypeAlias = tuple[bool, ...]
@@ -133,11 +134,54 @@ class ActorCritic(Agent, Protocol):
         ...
 
 
+class Stateful:
+    """`state_dict` and `load_state_dict` of an agent."""
+
+    kept: ClassVar[tuple[str, ...]]
+    """Attributes with a state. One that is None is left out, and what two of them name is saved once."""
+    counted: ClassVar[tuple[str, ...]] = ("updates",)
+    """Attributes that are numbers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            name: generator_state(part) if isinstance(part, torch.Generator) else part.state_dict()
+            for name, part in self._kept().items()
+        }
+        return state | {name: getattr(self, name) for name in self.counted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._kept().items():
+            if isinstance(part, torch.Generator):
+                restore_generator(part, state[name])
+            else:
+                part.load_state_dict(state[name])
+        for name in self.counted:
+            setattr(self, name, state[name])
+
+    def _kept(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in self.kept:
+            part = getattr(self, name)
+            if part is not None and not any(part is other for other in found.values()):
+                found[name] = part
+        return found
+
+
 class AgentConfig(Protocol):
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> Agent:
         """`total_updates` is the length of the learning-rate schedules."""
+        ...
+
+
+@runtime_checkable
+class Solitary(Protocol):
+    """What an `AgentConfig` may say besides: why several seeds of its agent cannot be trained as one (`stack.py`)."""
+
+    @property
+    def only_alone(self) -> str | None:
+        """None: they can."""
         ...
 
 
@@ -160,15 +204,39 @@ class ValueLearnerConfig(Protocol):
     def normalize_reward(self) -> bool: ...
 
 
+def flat_actions(agent: str, spec: EnvSpec) -> int:
+    """The size of an action; UserError unless actions are continuous and observations vectors."""
+    if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+        raise UserError(
+            f"{agent} needs continuous actions and flat observations; {spec.name} has "
+            f"{spec.action} and observations of shape {spec.obs_shape}."
+        )
+    return spec.action.size
+
+
+def check_tau(tau: float) -> None:
+    if not 0.0 < tau <= 1.0:
+        raise UserError(f"agent.tau must be above 0 and at most 1, not {tau}.")
+
+
+def check_above_zero(cfg: object, *names: str) -> None:
+    for name in names:
+        if not getattr(cfg, name) > 0.0:
+            raise UserError(f"agent.{name} must be above 0, not {getattr(cfg, name)}.")
+
+
+def check_at_least(cfg: object, **least: int) -> None:
+    for name, smallest in least.items():
+        if getattr(cfg, name) < smallest:
+            raise UserError(f"agent.{name} must be at least {smallest}, not {getattr(cfg, name)}.")
+
+
 def check_value_learner(cfg: ValueLearnerConfig) -> None:
     """Refuse settings that cannot learn, in one line."""
     if cfg.v_min >= cfg.v_max:
         raise UserError(f"agent.v_min ({cfg.v_min}) must be below agent.v_max ({cfg.v_max}).")
-    for name, least in (("atoms", 2), ("critics", 1), ("policy_every", 1)):
-        if getattr(cfg, name) < least:
-            raise UserError(f"agent.{name} must be at least {least}, not {getattr(cfg, name)}.")
-    if not 0.0 < cfg.tau <= 1.0:
-        raise UserError(f"agent.tau must be above 0 and at most 1, not {cfg.tau}.")
+    check_at_least(cfg, atoms=2, critics=1, policy_every=1)
+    check_tau(cfg.tau)
     if cfg.normalize_reward and not cfg.v_min < 0.0 < cfg.v_max:
         raise UserError(
             "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "

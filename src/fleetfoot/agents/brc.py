@@ -26,7 +26,6 @@ transfer keeps is our reading of the paper, whose code does not show it.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, ClassVar
 
@@ -34,9 +33,9 @@ import torch
 from torch import Tensor
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.agent import Pattern
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise
+from fleetfoot.agents.agent import Pattern, Stateful, check_above_zero, check_at_least, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise, weights_from
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.embed import Borrowed, UnitEmbedding
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
@@ -46,7 +45,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.return_extremes import ReturnExtremes
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -88,48 +87,41 @@ class BRCConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> BRC:
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"BRC needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
-        for name, least in (("atoms", 2), ("critics", 1), ("return_window", 1)):
-            if getattr(self, name) < least:
-                raise UserError(
-                    f"agent.{name} must be at least {least}, not {getattr(self, name)}."
-                )
-        for name in ("v_max", "alpha", "tau"):
-            if not getattr(self, name) > 0.0:
-                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
+        check_at_least(self, atoms=2, critics=1, return_window=1)
+        check_above_zero(self, "v_max", "alpha", "tau")
         if self.normalize_reward and not gamma < 1.0:
             raise UserError(
                 "agent.normalize_reward takes episodes to go on after a time limit, which needs a gamma below 1."
             )
-        agent = BRC(self, spec, spec.action.size, gamma, total_updates, seed, device)
+        agent = BRC(self, spec, gamma, total_updates, seed, device)
         if self.start_from:
             agent.start_from(self.start_from)
         return agent
 
 
-class BRC:
+class BRC(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "alpha_loss")
+    kept = (
+        *(*NETWORKS, "alpha", "reward_scale"),
+        *("step_policy", "step_critic", "step_alpha"),
+        *("critic_noise", "policy_noise"),
+    )
 
     def __init__(
         self,
         cfg: BRCConfig,
         spec: EnvSpec,
-        actions: int,
         gamma: float,
         total_updates: int,
         seed: int,
         device: torch.device,
     ):
-        self.cfg, self.actions = cfg, actions
+        self.cfg = cfg
+        self.actions = actions = flat_actions("BRC", spec)
         self.target_entropy = cfg.target_entropy_per_action * actions
         tasks = max(1, len(spec.tasks))
         self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             several = tasks > 1 or bool(cfg.start_from)
             vectors = UnitEmbedding(tasks, cfg.task_embedding) if several else None
@@ -146,8 +138,7 @@ class BRC:
             self.critic = QNetwork(see, cfg.critic_net, actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.atoms, device)
         self.reward_scale: ReturnExtremes | None = None
@@ -261,16 +252,6 @@ class BRC:
                 )
             network.load_state_dict({**theirs, **kept})
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return state | {"updates": self.updates}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates, self.unfound = state["updates"], None
-
-    def _stateful(self) -> list[str]:
-        names = [*NETWORKS, "alpha", "step_policy", "step_critic", "step_alpha"]
-        names += ["critic_noise", "policy_noise"]
-        return names + (["reward_scale"] if self.reward_scale is not None else [])
+        super().load_state_dict(state)
+        self.unfound = None

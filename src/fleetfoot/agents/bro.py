@@ -28,16 +28,15 @@ code, which starts each time from the same seed.
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import Pattern
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise
+from fleetfoot.agents.agent import Pattern, Stateful, check_above_zero, check_tau, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise, weights_from
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.controller import Adjuster, AdjusterConfig, SquashedConfig
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
@@ -50,7 +49,7 @@ from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import quantile
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError, part
@@ -100,40 +99,37 @@ class BROConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> BRO:
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"BRO needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
         if self.quantiles is not None and self.quantiles < 1:
             raise UserError(f"agent.quantiles must be at least 1, not {self.quantiles}.")
-        if not 0.0 < self.tau <= 1.0:
-            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
-        for name in ("std_factor", "kl_target", "alpha"):
-            if not getattr(self, name) > 0.0:
-                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
-        return BRO(self, spec, spec.action.size, total_updates, seed, device)
+        check_tau(self.tau)
+        check_above_zero(self, "std_factor", "kl_target", "alpha")
+        return BRO(self, spec, total_updates, seed, device)
 
 
-class BRO:
+class BRO(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
+    kept = (
+        *("policy", "critic", "critic_target", "alpha", "optimism", "kl_weight", "optimist"),
+        *("step_critic", "step_policy", "step_alpha", "step_optimist", "step_adjusters"),
+        *("critic_noise", "policy_noise", "optimist_noise"),
+    )
+    counted = ("updates", "env_steps")
 
     def __init__(
         self,
         cfg: BROConfig,
         spec: EnvSpec,
-        actions: int,
         total_updates: int,
         seed: int,
         device: torch.device,
     ):
-        self.cfg, self.actions = cfg, actions
+        self.cfg = cfg
+        self.actions = actions = flat_actions("BRO", spec)
         self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
         self.optimist_noise = Noise(seed + 2, device)
         bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
         self.optimist: Optimist | None = None
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             gains = (math.sqrt(2.0), 1.0)
@@ -145,8 +141,7 @@ class BRO:
             if cfg.optimist is not None:
                 gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
                 self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: Adjuster = cfg.optimism.build().to(device)
         self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
@@ -161,6 +156,9 @@ class BRO:
             self.gaussian.parameters(), total, self.gaussian.constrain_
         )
         self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total)
+        learned = [self.gaussian, self.critic, self.critic_target, self.alpha]
+        self.step_optimist = self.step_adjusters = None
+        steppers = [self.step_critic, self.step_policy, self.step_alpha]
         if self.optimist is not None:
             self.behaviour = Exploring(self.gaussian, self.optimist, cfg.std_factor)
             self.step_optimist = cfg.optimist_optim.build(
@@ -168,10 +166,9 @@ class BRO:
             )
             both = [*self.optimism.parameters(), *self.kl_weight.parameters()]
             self.step_adjusters = cfg.adjuster_optim.build(both, total)
-        self.initial = Initial(
-            [getattr(self, name) for name in self._modules()],
-            [getattr(self, name) for name in self._steppers()],
-        )
+            learned += [self.optimist, self.optimism, self.kl_weight]
+            steppers += [self.step_optimist, self.step_adjusters]
+        self.initial = Initial(learned, steppers)
         self.updates = self.env_steps = 0
 
     def observe(self, fresh: Transition) -> None:
@@ -191,7 +188,6 @@ class BRO:
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
-        self.critic_target.constrain_()
         return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:
@@ -199,11 +195,11 @@ class BRO:
         with frozen(self.critic):
             loss, found = self.policy_loss(obs, self.policy_noise.normal(*shape))
             found = found | {"policy/grad_norm": self.step_policy(loss)}
-            if self.optimist is not None:
+            if self.step_optimist is not None:
                 loss, more = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
                 found = found | more | {"optimist/grad_norm": self.step_optimist(loss)}
         self.step_alpha(self.alpha_loss(found["policy/entropy"]))
-        if self.optimist is not None:
+        if self.step_adjusters is not None:
             self.step_adjusters(self.adjuster_loss(found["optimist/kl"]))
         return found
 
@@ -264,24 +260,3 @@ class BRO:
         """Above its target, the divergence lowers omega and raises lambda."""
         excess = kl / self.actions - self.cfg.kl_target
         return (self.optimism() - self.kl_weight()) * excess  # (8)
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return state | {"updates": self.updates, "env_steps": self.env_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates, self.env_steps = state["updates"], state["env_steps"]
-
-    def _modules(self) -> list[str]:
-        names = ["gaussian", "critic", "critic_target", "alpha", "optimism", "kl_weight"]
-        return names + (["optimist"] if self.optimist is not None else [])
-
-    def _steppers(self) -> list[str]:
-        names = ["step_critic", "step_policy", "step_alpha"]
-        return names + (["step_optimist", "step_adjusters"] if self.optimist is not None else [])
-
-    def _stateful(self) -> list[str]:
-        noises = ["critic_noise", "policy_noise", "optimist_noise"]
-        return ["policy", *self._modules()[1:], *self._steppers(), *noises]

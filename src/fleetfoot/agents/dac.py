@@ -27,16 +27,15 @@ normalised (both off, as published).
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import Pattern
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise
+from fleetfoot.agents.agent import Pattern, Stateful, check_above_zero, check_tau, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise, weights_from
 from fleetfoot.nn.controller import Adjuster, AdjusterConfig, ExpConfig
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
@@ -48,7 +47,7 @@ from fleetfoot.nn.reset import Initial, due
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig
 from fleetfoot.part import UserError, part
@@ -105,16 +104,8 @@ class DACConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DAC:
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"DAC needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
-        if not 0.0 < self.tau <= 1.0:
-            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
-        for name in ("std_factor", "kl_target", "alpha"):
-            if not getattr(self, name) > 0.0:
-                raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
+        check_tau(self.tau)
+        check_above_zero(self, "std_factor", "kl_target", "alpha")
         same_net = (
             isinstance(self.optimist, IndependentConfig) and self.optimist.net == self.policy_net
         )
@@ -123,43 +114,32 @@ class DACConfig:
                 "agent.renew copies the policy into the optimist, so agent.optimist must be an IndependentConfig "
                 "with the policy's network; use --agent.renew initial otherwise."
             )
-        return DAC(self, spec, spec.action.size, total_updates, seed, device)
+        return DAC(self, spec, total_updates, seed, device)
 
 
-class DAC:
+class DAC(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
-    modules: ClassVar = (
-        "gaussian",
-        "critic",
-        "critic_target",
-        "alpha",
-        "optimist",
-        "optimism",
-        "kl_weight",
+    kept = (
+        *("policy", "critic", "critic_target", "alpha", "optimist", "optimism", "kl_weight"),
+        *("step_critic", "step_policy", "step_alpha", "step_optimist", "step_adjusters"),
+        *("critic_noise", "policy_noise", "optimist_noise"),
     )
-    steppers: ClassVar = (
-        "step_critic",
-        "step_policy",
-        "step_alpha",
-        "step_optimist",
-        "step_adjusters",
-    )
+    counted = ("updates", "env_steps")
 
     def __init__(
         self,
         cfg: DACConfig,
         spec: EnvSpec,
-        actions: int,
         total_updates: int,
         seed: int,
         device: torch.device,
     ):
-        self.cfg, self.actions = cfg, actions
+        self.cfg = cfg
+        self.actions = actions = flat_actions("DAC", spec)
         self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
         self.optimist_noise = Noise(seed + 2, device)
         bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             gains = (math.sqrt(2.0), 1.0)
@@ -169,8 +149,7 @@ class DAC:
             self.critic = QNetwork(gaze, cfg.critic_net, actions, 1, 2).to(device)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: Adjuster = cfg.optimism.build().to(device)
         self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
@@ -189,13 +168,12 @@ class DAC:
         self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total)
         both = [*self.optimism.parameters(), *self.kl_weight.parameters()]
         self.step_adjusters = cfg.adjuster_optim.build(both, total)
+        optimistic = [self.optimist, self.optimism, self.kl_weight]
+        steppers = [self.step_optimist, self.step_adjusters]
+        self.initial_optimist = Initial(optimistic, steppers)
         self.initial = Initial(
-            [getattr(self, name) for name in self.modules],
-            [getattr(self, name) for name in self.steppers],
-        )
-        self.initial_optimist = Initial(
-            [self.optimist, self.optimism, self.kl_weight],
-            [self.step_optimist, self.step_adjusters],
+            [self.gaussian, self.critic, self.critic_target, self.alpha, *optimistic],
+            [self.step_critic, self.step_policy, self.step_alpha, *steppers],
         )
         self.updates = self.env_steps = 0
 
@@ -209,7 +187,6 @@ class DAC:
             if self.cfg.renew == "copy":
                 assert isinstance(self.optimist, Independent)
                 polyak_(self.optimist.gaussian, self.gaussian, 1.0)
-                self.optimist.constrain_()
         if due(self.cfg.resets, before, self.env_steps):  # (10)
             self.initial.restore_()
 
@@ -223,7 +200,6 @@ class DAC:
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        self.critic_target.constrain_()
         return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:
@@ -290,16 +266,3 @@ class DAC:
         upper_loss = (upper + self.cfg.pessimism) * excess
         upper_loss = upper_loss - upper.clamp(max=self.cfg.optimism_floor)  # (7)
         return upper_loss - self.kl_weight() * excess  # (7) + (8)
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return state | {"updates": self.updates, "env_steps": self.env_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates, self.env_steps = state["updates"], state["env_steps"]
-
-    def _stateful(self) -> list[str]:
-        noises = ["critic_noise", "policy_noise", "optimist_noise"]
-        return ["policy", *self.modules[1:], *self.steppers, *noises]

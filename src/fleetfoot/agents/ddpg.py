@@ -35,22 +35,21 @@ Deviations from the published systems:
 
 from __future__ import annotations
 
-import copy
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import Pattern, every
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import generator_state, restore_generator
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.agents.agent import Pattern, Stateful, check_at_least, check_tau, every, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import weights_from
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.ops import categorical
 from fleetfoot.ops.clip_gradient import clip_gradient
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, OptimConfig, Stepper
 from fleetfoot.part import UserError, part
 
@@ -101,19 +100,11 @@ class DDPGConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DDPG:
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"DDPG needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
-        for name in ("critics", "target_every", "policy_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"agent.{name} must be at least 1, not {getattr(self, name)}.")
+        check_at_least(self, critics=1, target_every=1, policy_every=1)
         for name in ("max_action_gradient", "obs_clamp"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
-        if not 0.0 < self.tau <= 1.0:
-            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        check_tau(self.tau)
         if self.atoms is not None and (self.atoms < 2 or self.v_min >= self.v_max):
             raise UserError(
                 "categorical critics need agent.atoms of at least 2 and agent.v_min below agent.v_max, "
@@ -132,22 +123,6 @@ class Clamped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         normed: Tensor = self.norm(x)
         return normed.clamp(-self.bound, self.bound)
-
-
-class Policy(nn.Module):
-    """Obs -> action in [-1, 1]."""
-
-    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
-        super().__init__()
-        self.encoder = encoder
-        self.net = net.build(encoder.size, actions)
-
-    def forward(self, obs: Obs) -> Tensor:
-        return torch.tanh(self.net(self.encoder(obs)).float())
-
-    def constrain_(self) -> None:
-        self.encoder.constrain_()
-        self.net.constrain_()
 
 
 class Appraiser(nn.Module):
@@ -169,37 +144,37 @@ class Appraiser(nn.Module):
         return out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
 
 
-class DDPG:
+class DDPG(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_half: ClassVar = ("step_policy",)
+    kept = (
+        *("policy", "policy_target", "critic", "critic_target"),
+        *("step_policy", "step_critic", "generator"),
+    )
 
     def __init__(
         self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        assert isinstance(spec.action, Continuous)
         self.cfg, self.device = cfg, device
-        self.actions = spec.action.size
+        self.actions = flat_actions("DDPG", spec)
         self.generator = torch.Generator(device).manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see, look = (
                 norm if cfg.obs_clamp is None else Clamped(norm, cfg.obs_clamp)
                 for norm in (self.norms.actor, self.norms.critic)
             )
             encoder = Encoder(spec, "actor", see, cfg.task_embedding)
-            self.policy = Policy(encoder, cfg.policy_net, self.actions).to(device)
+            self.policy = TanhPolicy(encoder, cfg.policy_net, self.actions).to(device)
             encoder = Encoder(spec, "critic", look, cfg.task_embedding)
             outputs = cfg.atoms or 1
             self.critic = QNetwork(encoder, cfg.critic_net, self.actions, outputs, cfg.critics)
             self.critic.to(device)
         self.behaviour = self.policy
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.critic.encoder.norm  # shared, not averaged
+        self.critic_target = target_of(self.critic, self.critic.encoder.norm)
         self.policy_target = self.policy
         if cfg.target_policy:
-            self.policy_target = copy.deepcopy(self.policy).requires_grad_(False)
-            self.policy_target.encoder.norm = self.policy.encoder.norm
+            self.policy_target = target_of(self.policy, self.policy.encoder.norm)
         self.z: Tensor | None = None
         if cfg.atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
@@ -309,22 +284,3 @@ class DDPG:
         out = self.critic(obs, climbed).float()  # [E, B, K]
         q = out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
         return -q.amin(0).mean(), (action.detach().abs() > 0.99).float().mean()  # (4)
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            name: getattr(self, name).state_dict() for name in self._stateful()
-        }
-        return state | {
-            "updates": self.updates,
-            "generator": generator_state(self.generator),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates = state["updates"]
-        restore_generator(self.generator, state["generator"])
-
-    def _stateful(self) -> list[str]:
-        names = ["policy", "critic", "critic_target", "step_policy", "step_critic"]
-        return names + (["policy_target"] if self.cfg.target_policy else [])

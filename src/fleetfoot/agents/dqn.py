@@ -29,15 +29,15 @@ Deviations from the published systems:
 
 from __future__ import annotations
 
-import copy
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import Pattern, every
+from fleetfoot.agents.agent import Pattern, Stateful, every
 from fleetfoot.data import Batch, Discrete, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import weights_from
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import ActionHead, DuelingHead
 from fleetfoot.nn.embed import TaskEmbedding
@@ -46,7 +46,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.normalize import Identity, RunningNorm
 from fleetfoot.nn.torso import TorsoConfig
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import OptimConfig, RMSPropConfig, Stepper
 from fleetfoot.part import UserError, part
 
@@ -172,16 +172,16 @@ class Appraiser(nn.Module):
         return said.gather(1, action.unsqueeze(1)).T, said.amax(1)
 
 
-class DQN:
+class DQN(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss",)
+    kept = ("policy", "critic_target", "step_critic")  # the critic is inside the policy
 
     def __init__(
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
         assert isinstance(spec.action, Discrete)
         self.cfg = cfg
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
         if cfg.atoms is not None:
@@ -189,8 +189,7 @@ class DQN:
         self.behaviour = QValues(self.critic, self.z)
         self.policy = Greedy(self.behaviour)
         self.appraiser = Appraiser()
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.norm = self.critic.norm  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.critic.norm)
         self.step_critic: Stepper = cfg.critic_optim.build(
             self.critic.parameters(), total_updates, self.critic.constrain_
         )
@@ -249,18 +248,6 @@ class DQN:
         shifted = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
         shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
         return categorical.project(probs, shifted, self.z)  # (6)
-
-    def state_dict(self) -> dict[str, Any]:
-        state = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return state | {"updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates = state["updates"]
-
-    def _stateful(self) -> list[str]:
-        return ["policy", "critic_target", "step_critic"]  # the critic is inside the policy
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:

@@ -20,16 +20,15 @@ both heads learn from one target. Everything FastTD3 numbers under normalisation
 
 from __future__ import annotations
 
-import copy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.agent import Pattern, check_value_learner, every
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise
+from fleetfoot.agents.agent import Pattern, Stateful, check_value_learner, every, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise, weights_from
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
@@ -38,9 +37,9 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import UserError, part
+from fleetfoot.part import part
 
 
 @part
@@ -74,17 +73,17 @@ class FastSACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastSAC:
         check_value_learner(self)
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"FastSAC needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
         return FastSAC(self, spec, gamma, total_updates, seed, device)
 
 
-class FastSAC:
+class FastSAC(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_half: ClassVar = ("step_policy", "step_alpha", "policy_noise")
+    kept = (
+        *("policy", "critic", "critic_target", "alpha", "reward_scale"),
+        *("step_policy", "step_critic", "step_alpha"),
+        *("critic_noise", "policy_noise"),
+    )
 
     def __init__(
         self,
@@ -95,14 +94,12 @@ class FastSAC:
         seed: int,
         device: torch.device,
     ):
-        assert isinstance(spec.action, Continuous)
         self.cfg = cfg
-        self.actions = spec.action.size
+        self.actions = flat_actions("FastSAC", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         # One for each update, so that either can run alone and draw the same.
         self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.gaussian = Gaussian(
@@ -116,8 +113,7 @@ class FastSAC:
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None
@@ -204,17 +200,9 @@ class FastSAC:
         loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
         return loss, -log_prob.detach().mean()
 
-    @torch.no_grad()
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
-        found = diagnose.plasticity(self.critic, batch.obs, batch.action)
-        critic = {f"critic/{name}": value for name, value in found.items()}
-        found = diagnose.plasticity(self.gaussian, batch.obs)
-        policy = {f"policy/{name}": value for name, value in found.items()}
-        if held_out is None:
-            return critic | policy
-        training, apart = (self._examine(rows) for rows in (batch, held_out))
-        ratio, difference = diagnose.overfitting(training, apart)
-        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+        critic, policy = self.critic, self.gaussian
+        return diagnose.actor_critic(critic, policy, batch, held_out, self._examine)
 
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (4), as an update would find it, with noise that no update draws."""
@@ -227,17 +215,3 @@ class FastSAC:
         q = categorical.mean(self.critic(obs, action).float().softmax(-1), self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         return q if self.reward_scale is None else self.reward_scale.undo(q, obs.task)
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return kept | {"updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates = state["updates"]
-
-    def _stateful(self) -> list[str]:
-        names = ["policy", "critic", "critic_target", "alpha", "critic_noise", "policy_noise"]
-        names += ["step_policy", "step_critic", "step_alpha"]
-        return names + (["reward_scale"] if self.reward_scale is not None else [])

@@ -33,24 +33,23 @@ Deviations from the published code:
 
 from __future__ import annotations
 
-import copy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fleetfoot.agents.agent import Pattern, check_value_learner, every
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import generator_state, restore_generator
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.agents.agent import Pattern, Stateful, check_value_learner, every, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import weights_from
+from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import UserError, part
+from fleetfoot.part import part
 
 
 @part
@@ -91,33 +90,16 @@ class FastTD3Config:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastTD3:
         check_value_learner(self)
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"FastTD3 needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
         return FastTD3(self, spec, gamma, total_updates, seed, device)
 
 
-class Policy(nn.Module):
-    """Obs -> action in [-1, 1]."""
-
-    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
-        super().__init__()
-        self.encoder = encoder
-        self.net = net.build(encoder.size, actions)
-
-    def forward(self, obs: Obs) -> Tensor:
-        return torch.tanh(self.net(self.encoder(obs)).float())
-
-    def constrain_(self) -> None:
-        self.encoder.constrain_()
-        self.net.constrain_()
-
-
-class FastTD3:
+class FastTD3(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_half: ClassVar = ("step_policy",)
+    kept = (
+        *("policy", "critic", "critic_target", "reward_scale"),
+        *("step_policy", "step_critic", "generator"),
+    )
 
     def __init__(
         self,
@@ -128,21 +110,18 @@ class FastTD3:
         seed: int,
         device: torch.device,
     ):
-        assert isinstance(spec.action, Continuous)
         self.cfg = cfg
-        self.actions = spec.action.size
+        self.actions = flat_actions("FastTD3", spec)
         self.generator = torch.Generator(device).manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.policy = Policy(see, cfg.policy_net, self.actions).to(device)
+            self.policy = TanhPolicy(see, cfg.policy_net, self.actions).to(device)
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.behaviour = self.policy
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
@@ -226,19 +205,3 @@ class FastTD3:
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         return -q.mean(), (action.detach().abs() > 0.99).float().mean()  # (5)
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            name: getattr(self, name).state_dict() for name in self._stateful()
-        }
-        return state | {"updates": self.updates, "generator": generator_state(self.generator)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates = state["updates"]
-        restore_generator(self.generator, state["generator"])
-
-    def _stateful(self) -> list[str]:
-        names = ["policy", "critic", "critic_target", "step_policy", "step_critic"]
-        return names + (["reward_scale"] if self.reward_scale is not None else [])

@@ -32,18 +32,17 @@ Choices where the study could not be read, and deviations:
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.agents.agent import Pattern, every
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
+from fleetfoot.agents.agent import Pattern, Stateful, check_at_least, check_tau, every, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
 from fleetfoot.diagnose.units import is_relu
-from fleetfoot.generators import Noise
+from fleetfoot.generators import Noise, weights_from
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
@@ -53,7 +52,7 @@ from fleetfoot.nn.pessimism import BanditBoundConfig, BoundConfig, FixedBoundCon
 from fleetfoot.nn.redo import ReDo
 from fleetfoot.nn.reset import Initial
 from fleetfoot.nn.scalar import Temperature
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.part import UserError, part
 
@@ -101,18 +100,16 @@ class SACConfig:
     def follows_episodes(self) -> bool:
         return isinstance(self.bound, BanditBoundConfig)
 
+    @property
+    def only_alone(self) -> str | None:
+        redo = isinstance(self.plasticity, ReDoConfig)
+        return "ReDo looks at the units of one network" if redo else None
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> SAC:
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"SAC needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
-        if not 0.0 < self.tau <= 1.0:
-            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
-        if self.critics < 2:
-            raise UserError(f"agent.critics must be at least 2, not {self.critics}.")
+        check_tau(self.tau)
+        check_at_least(self, critics=2)
         if self.plasticity is not None and self.plasticity.every_updates < 1:
             raise UserError("agent.plasticity.every_updates must be at least 1.")
         return SAC(self, spec, total_updates, seed, device)
@@ -123,7 +120,7 @@ def is_hidden(module: nn.Module) -> bool:
     return isinstance(module, CReLU) or is_relu(module)
 
 
-class SAC:
+class SAC(Stateful):
     losses: ClassVar[tuple[str, ...]] = (
         "critic_loss",
         "policy_loss",
@@ -131,19 +128,23 @@ class SAC:
         "bound_loss",
         "activity",
     )
+    kept = (
+        *("policy", "critic", "critic_target", "alpha", "bound"),
+        *("step_policy", "step_critic", "step_alpha", "step_bound"),
+        *("critic_noise", "policy_noise", "bound_noise", "redo_noise"),
+    )
+    counted = ("updates", "resets")
 
     def __init__(
         self, cfg: SACConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        assert isinstance(spec.action, Continuous)
         self.cfg = cfg
-        self.actions = spec.action.size
+        self.actions = flat_actions("SAC", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = (
             Noise(seed + i, device) for i in range(4)
         )
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.gaussian = Gaussian(
@@ -157,8 +158,7 @@ class SAC:
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, cfg.critics).to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         if self.bound.learns_from == "held_out":
@@ -186,7 +186,6 @@ class SAC:
             if isinstance(cfg.plasticity, ReDoConfig)
             else None
         )
-        self.only_alone = "ReDo looks at the units of one network" if self.redo else None
         self.updates = 0
         self.resets = 0
 
@@ -205,7 +204,6 @@ class SAC:
         loss, metrics, td_error, gap, slope = self.critic_loss(batch, noise)
         metrics["critic/grad_norm"] = self.step_critic(loss)
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        self.critic_target.constrain_()
         with frozen(self.critic):
             noise = self.policy_noise.normal(rows, self.actions)
             loss, found, entropy = self.policy_loss(batch.obs, noise)
@@ -286,17 +284,9 @@ class SAC:
         share: Tensor = torch.cat(dormant, dim=-1).float().mean((-2, -1))
         return share
 
-    @torch.no_grad()
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
-        found = diagnose.plasticity(self.critic, batch.obs, batch.action, which=is_hidden)
-        critic = {f"critic/{name}": value for name, value in found.items()}
-        found = diagnose.plasticity(self.gaussian, batch.obs, which=is_hidden)
-        policy = {f"policy/{name}": value for name, value in found.items()}
-        if held_out is None:
-            return critic | policy
-        training, apart = (self._examine(rows) for rows in (batch, held_out))
-        ratio, difference = diagnose.overfitting(training, apart)
-        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+        critic, policy = self.critic, self.gaussian
+        return diagnose.actor_critic(critic, policy, batch, held_out, self._examine, is_hidden)
 
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (2), as an update would find it, with noise that no update draws."""
@@ -318,20 +308,3 @@ class SAC:
     def _period(self) -> int:
         assert self.cfg.plasticity is not None
         return self.cfg.plasticity.every_updates
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            name: getattr(self, name).state_dict() for name in self._stateful()
-        }
-        return state | {"updates": self.updates, "resets": self.resets}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates, self.resets = state["updates"], state["resets"]
-
-    def _stateful(self) -> list[str]:
-        names = ["policy", "critic", "critic_target", "alpha", "bound"]
-        names += ["step_policy", "step_critic", "step_alpha"]
-        names += ["critic_noise", "policy_noise", "bound_noise", "redo_noise"]
-        return names + (["step_bound"] if self.step_bound is not None else [])

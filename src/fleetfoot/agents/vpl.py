@@ -31,17 +31,16 @@ the time, so that the error of the critic's targets becomes small. Everything el
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.agent import Pattern
-from fleetfoot.data import Batch, Continuous, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise
+from fleetfoot.agents.agent import Pattern, Stateful, check_tau, flat_actions
+from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.generators import Noise, weights_from
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
@@ -50,7 +49,7 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
 from fleetfoot.nn.reset import Initial
 from fleetfoot.nn.scalar import Temperature
-from fleetfoot.ops.polyak import polyak_
+from fleetfoot.ops.polyak import polyak_, target_of
 from fleetfoot.optim import AdamConfig, AdamWConfig, SGDConfig
 from fleetfoot.part import UserError, part
 
@@ -86,33 +85,31 @@ class VPLConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> VPL:
-        if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
-            raise UserError(
-                f"VPL needs continuous actions and flat observations; {spec.name} has "
-                f"{spec.action} and observations of shape {spec.obs_shape}."
-            )
-        if not 0.0 < self.tau <= 1.0:
-            raise UserError(f"agent.tau must be above 0 and at most 1, not {self.tau}.")
+        check_tau(self.tau)
         if self.reset_every_updates < 0:
             raise UserError("agent.reset_every_updates must be 0 or more.")
         return VPL(self, spec, total_updates, seed, device)
 
 
-class VPL:
+class VPL(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "alpha_loss", "bound_loss")
+    kept = (
+        *("policy", "critic", "critic_target", "alpha", "bound"),
+        *("step_policy", "step_critic", "step_alpha", "step_bound"),
+        *("critic_noise", "policy_noise", "bound_noise"),
+    )
+    counted = ("updates", "resets")
 
     def __init__(
         self, cfg: VPLConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        assert isinstance(spec.action, Continuous)
         self.cfg, self.device = cfg, device
-        self.actions = spec.action.size
+        self.actions = flat_actions("VPL", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         self.critic_noise, self.policy_noise, self.bound_noise = (
             Noise(seed + i, device) for i in range(3)
         )
-        with torch.random.fork_rng(devices=[]):  # initial weights depend on `seed` alone
-            torch.manual_seed(seed)
+        with weights_from(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.gaussian = Gaussian(
@@ -126,8 +123,7 @@ class VPL:
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, 2).to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_target.encoder.norm = self.norms.critic  # statistics are shared, not averaged
+        self.critic_target = target_of(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         self.step_critic = cfg.critic_optim.build(
@@ -156,8 +152,6 @@ class VPL:
         if self.initial is not None and self._resets_due() > self.resets:
             self.resets = self._resets_due()
             self.initial.restore_()
-            for network in (self.gaussian, self.critic, self.critic_target):
-                network.constrain_()  # singular vectors are those of the old weights
 
     def _resets_due(self) -> int:
         return self.updates // self.cfg.reset_every_updates
@@ -169,7 +163,6 @@ class VPL:
         loss, metrics, td_error = self.critic_loss(batch, noise)
         metrics["critic/grad_norm"] = self.step_critic(loss)
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        self.critic_target.constrain_()
         with frozen(self.critic):
             noise = self.policy_noise.normal(rows, self.actions)
             loss, found, entropy = self.policy_loss(batch.obs, noise)
@@ -239,17 +232,9 @@ class VPL:
         loss, gap, slope = self.bound.loss(target - q.mean(0), slope, rows.weight)
         return loss, {"bound/loss": loss.detach(), "bound/gap": gap}, slope
 
-    @torch.no_grad()
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
-        found = diagnose.plasticity(self.critic, batch.obs, batch.action)
-        critic = {f"critic/{name}": value for name, value in found.items()}
-        found = diagnose.plasticity(self.gaussian, batch.obs)
-        policy = {f"policy/{name}": value for name, value in found.items()}
-        if held_out is None:
-            return critic | policy
-        training, apart = (self._examine(rows) for rows in (batch, held_out))
-        ratio, difference = diagnose.overfitting(training, apart)
-        return critic | policy | {"overfitting": ratio, "overfitting_difference": difference}
+        critic, policy = self.critic, self.gaussian
+        return diagnose.actor_critic(critic, policy, batch, held_out, self._examine)
 
     def _examine(self, rows: Batch) -> Tensor:
         """The loss (2), as an update would find it, with noise that no update draws."""
@@ -261,18 +246,3 @@ class VPL:
     def q(self, obs: Obs, action: Tensor) -> Tensor:
         q: Tensor = self.bound(self.critic(obs, action).float().squeeze(-1))
         return q
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name).state_dict() for name in self._stateful()}
-        return kept | {"updates": self.updates, "resets": self.resets}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._stateful():
-            getattr(self, name).load_state_dict(state[name])
-        self.updates, self.resets = state["updates"], state["resets"]
-
-    def _stateful(self) -> list[str]:
-        names = ["policy", "critic", "critic_target", "alpha", "bound"]
-        names += ["step_policy", "step_critic", "step_alpha"]
-        names += ["critic_noise", "policy_noise", "bound_noise"]
-        return names + (["step_bound"] if self.step_bound is not None else [])

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from fleetfoot import recipes
-from fleetfoot.bench.atari import BAR, bare_step, player
+from fleetfoot.bench.atari import BAR, bare_step
+from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Discrete, Obs
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig
 from fleetfoot.part import UserError
@@ -56,13 +57,8 @@ def bench_apex(
     contestants: dict[str, Callable[[float], float]] = {"bare": bare}
     for name, (actor, weights) in actors.items():
         contestants[f"actor_{name}"] = _collector(name, actor, weights, lines, sent)
-    seen: dict[str, list[float]] = {name: [] for name in contestants}
-    share = seconds / (rounds * len(contestants))
-    for play in contestants.values():
-        play(0.5)  # the first blocks wait for their windows
-    for turn in range(rounds):
-        for name in sorted(contestants, reverse=turn % 2 == 0):
-            seen[name].append(num_envs * contestants[name](share))
+    # The first blocks wait for their windows.
+    seen = take_turns(contestants, seconds, rounds, times=num_envs, warm_up=0.5)
     speed = {name: statistics.median(rates) for name, rates in seen.items()}
     ratios = {name: speed[name] / speed["bare"] for name in speed if name != "bare"}
     agents = {name: actor.agent for name, (actor, _) in actors.items()}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Discrete
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig, rom_of
 from fleetfoot.part import UserError
@@ -46,13 +46,7 @@ def bench_atari(
     ours = player(lambda action: env.step(torch.from_numpy(action)), script)
     bare = player(bare_step(game, num_envs, threads, seeds), script)
     contestants = {"fleetfoot": ours, "bare": bare}
-    seen: dict[str, list[float]] = {name: [] for name in contestants}
-    share = seconds / (rounds * len(contestants))
-    for play in contestants.values():
-        play(share / 10)  # warm up
-    for turn in range(rounds):
-        for name in sorted(contestants, reverse=turn % 2 == 0):
-            seen[name].append(num_envs * contestants[name](share))
+    seen = take_turns(contestants, seconds, rounds, times=num_envs)
     env.close()
     speed = {name: statistics.median(rates) for name, rates in seen.items()}
     ratio = speed["fleetfoot"] / speed["bare"]
@@ -87,21 +81,3 @@ def bare_step(game: str, num_envs: int, threads: int, seeds: Any) -> Callable[[A
     envs.reset(seed=seeds)
     step: Callable[[Any], object] = envs.step
     return step
-
-
-def player(
-    step: Callable[[Any], object], script: Any, clock: Callable[[], float] = time.perf_counter
-) -> Callable[[float], float]:
-    """A function that plays for some seconds and tells the vec steps per second; it goes on where it stopped."""
-    at = 0
-
-    def play(seconds: float) -> float:
-        nonlocal at
-        calls, start = 0, clock()
-        while (spent := clock() - start) < seconds or calls == 0:
-            step(script[at % len(script)])
-            at += 1
-            calls += 1
-        return calls / spent
-
-    return play

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfoot.bench.atari import player
+from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Continuous
 from fleetfoot.envs.envpool import EnvPoolConfig
 from fleetfoot.envs.envpool_pool import TaskKind, load
@@ -57,13 +57,7 @@ def bench_envpool(
     ours = player(lambda action: env.step(torch.from_numpy(action)), script, clock)
     bare = player(*bare_player(task, num_envs, threads, seed, script), clock)
     contestants = {"fleetfoot": ours, "bare": bare}
-    seen: dict[str, list[float]] = {name: [] for name in contestants}
-    share = seconds / (rounds * len(contestants))
-    for play in contestants.values():
-        play(share / 10)  # warm up
-    for turn in range(rounds):
-        for name in sorted(contestants, reverse=turn % 2 == 0):
-            seen[name].append(num_envs * contestants[name](share))
+    seen = take_turns(contestants, seconds, rounds, times=num_envs)
     env.close()
     speed = {name: statistics.median(rates) for name, rates in seen.items()}
     # Neighbours in time share what else the machine was doing.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
+from fleetfoot.bench.rates import wait
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.nn.linear import Linear
 from fleetfoot.nn.simba import SimbaV2Config
@@ -97,13 +98,13 @@ def measure(
     begun = time.perf_counter()
     for _ in range(5):  # compilation, capture, one replay
         learn(size.updates)
-    _wait(device)
+    wait(device)
     ready = time.perf_counter() - begun
     rounds = -(-updates // size.updates)
     begun = time.perf_counter()
     for _ in range(rounds):
         learn(size.updates)
-    _wait(device)
+    wait(device)
     seconds = (time.perf_counter() - begun) / (rounds * size.updates)
     flops = flops_of_update(agent, size.batch)
     row = {
@@ -244,11 +245,11 @@ def matrix_rate(device: torch.device) -> float:
 def _seconds_each(work: Callable[[], None], device: torch.device, times: int = 20) -> float:
     for _ in range(3):
         work()
-    _wait(device)
+    wait(device)
     begun = time.perf_counter()
     for _ in range(times):
         work()
-    _wait(device)
+    wait(device)
     return (time.perf_counter() - begun) / times
 
 
@@ -264,8 +265,3 @@ def forget(device: torch.device) -> None:
 def _weights(agent: FastTD3) -> Tensor:
     both = [*agent.critic.parameters(), *agent.policy.parameters()]
     return torch.cat([parameter.detach().flatten().clone() for parameter in both])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from fleetfoot import recipes
-from fleetfoot.bench.replay import FRAME_ROWS, TREE_BATCH, frames_replay, frames_spec
+from fleetfoot.bench.priorities import TREE_BATCH
+from fleetfoot.bench.rates import wait
+from fleetfoot.bench.replay import FRAME_ROWS, frames_replay, frames_spec
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
 from fleetfoot.replay.prefetch import prefetching
@@ -50,7 +52,7 @@ def bench_prefetch(
                 batch = ahead.sample(TREE_BATCH)
                 ahead.reprioritize(batch.row_id, update(batch).td_error)
                 ahead.trim(1)
-                _wait(place)
+                wait(place)
                 done += 1
             return done / (time.perf_counter() - start)
 
@@ -81,11 +83,6 @@ def _share_of_sampling(replay: Any, updates_per_second: float) -> float:
     for _ in range(10):
         start = time.perf_counter()
         replay.sample(TREE_BATCH)
-        _wait(replay.device)
+        wait(replay.device)
         times.append(time.perf_counter() - start)
     return statistics.median(times) * updates_per_second
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

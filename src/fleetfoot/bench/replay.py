@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
+from fleetfoot.bench import priorities
+from fleetfoot.bench.rates import rate
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.part import UserError
 from fleetfoot.recipe import resolve_device
 from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
-from fleetfoot.replay.samplers import Proportional, ProportionalConfig
-from fleetfoot.replay.sum_tree import SumTree
+from fleetfoot.replay.samplers import ProportionalConfig
 
 # name: observation size, action size, environments, rows per environment, episode length
 SIZES = {
@@ -28,10 +24,6 @@ SIZES = {
 
 STACK, SIDE = 4, 84  # an Atari observation
 FRAME_ROWS = 500  # per console
-TREE_ITEMS = 2_000_000
-TREE_BATCH = 512
-TREE_ROUNDS = 25
-ALPHA = 0.6
 
 
 def bench_replay(
@@ -57,7 +49,7 @@ def bench_replay(
         ],
         "frames_memory": [_frames_memory()],
         "frames_speed": [_frames_speed(place, seconds / 4)],
-        "priorities": _priorities(place, seconds),
+        "priorities": priorities.contest(place, seconds),
     }
 
 
@@ -121,10 +113,10 @@ def _speed(
         next_obs=Obs(x, x),
         info={},
     )
-    appends = _rate(lambda: replay.append(step), seconds, device)
+    appends = rate(lambda: replay.append(step), seconds, device)
     for _ in range(1000):
         replay.append(step)
-    samples = _rate(lambda: replay.sample(batch_size), seconds, device)
+    samples = rate(lambda: replay.sample(batch_size), seconds, device)
     copy = copy_bytes_per_second(device)
     # Each is read once and written once, as in a copy.
     appended = appends * sum(t.nbytes for t in (x, x, step.action, step.reward, ended, ended))
@@ -145,7 +137,7 @@ def copy_bytes_per_second(device: torch.device) -> float:
     """Bytes copied per second from one place of the device's memory to another, in one large piece."""
     size = 2**30 if device.type == "cuda" else 2**26
     one, other = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    return size * _rate(lambda: other.copy_(one), 1.0, device)
+    return size * rate(lambda: other.copy_(one), 1.0, device)
 
 
 def _bytes(batch: Batch) -> int:
@@ -153,29 +145,6 @@ def _bytes(batch: Batch) -> int:
     obs = [*{id(t): t for o in (batch.obs, batch.next_obs) for t in o[:2]}.values()]
     plain = (batch.action, batch.reward, batch.discount, batch.weight, batch.row_id)
     return sum(t.nbytes for t in (*obs, *plain))
-
-
-def _rate(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Calls per second, best of three stretches."""
-
-    for _ in range(10):
-        work()
-    _wait(device)
-    best = 0.0
-    for _ in range(3):
-        count, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds / 3:
-            for _ in range(10):
-                work()
-            _wait(device)
-            count += 10
-        best = max(best, count / (time.perf_counter() - start))
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def frames_spec(num_envs: int, device: torch.device) -> EnvSpec:
@@ -231,176 +200,19 @@ def _frames_speed(device: torch.device, seconds: float) -> dict[str, Any]:
     """Batches of 512: each sampled batch is also given new priorities."""
     replay, step = frames_replay(device)
     random = torch.Generator(device).manual_seed(0)
-    error = torch.rand(TREE_BATCH, generator=random, device=device)
+    error = torch.rand(priorities.TREE_BATCH, generator=random, device=device)
     width = len(step.reward)
-    appends = _rate(lambda: replay.append(step, error[:width]), seconds, device)
+    appends = rate(lambda: replay.append(step, error[:width]), seconds, device)
     for _ in range(FRAME_ROWS):
         replay.append(step, error[:width])
 
     def sample() -> None:
-        replay.reprioritize(replay.sample(TREE_BATCH).row_id, error)
+        replay.reprioritize(replay.sample(priorities.TREE_BATCH).row_id, error)
 
     return {
         "sizes": f"Atari {SIDE}x{SIDE}x{STACK}",
-        "batch_size": TREE_BATCH,
+        "batch_size": priorities.TREE_BATCH,
         "append_rows_per_second": appends * width,
-        "sample_and_reprioritize_rows_per_second": _rate(sample, seconds, device) * TREE_BATCH,
+        "sample_and_reprioritize_rows_per_second": rate(sample, seconds, device)
+        * priorities.TREE_BATCH,
     }
-
-
-class Contestant(NamedTuple):
-    """Calls of one prioritised sampler, each about a batch."""
-
-    name: str
-    update: Callable[[], object]
-    sample: Callable[[], object]
-    cycle: Callable[[], object]
-    """What a learner asks for around one update: draw, then give the rows drawn new priorities."""
-    device: torch.device
-
-
-class Errors:
-    """Rows and errors for one update after the other, the same for everyone."""
-
-    def __init__(self, device: torch.device):
-        random = torch.Generator(device).manual_seed(0)
-        self.leaf = torch.randint(TREE_ITEMS, (64, TREE_BATCH), generator=random, device=device)
-        self.error = torch.rand(64, TREE_BATCH, generator=random, device=device)
-        self.everything = torch.rand(TREE_ITEMS, generator=random, device=device)
-        self.at = 0
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        self.at = (self.at + 1) % 64
-        return self.leaf[self.at], self.error[self.at]
-
-    def next_error(self) -> Tensor:
-        return self.next()[1]
-
-
-def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
-    """Items per second in batches of 512 out of two million: given new priorities, drawn, and both in turn.
-
-    All take turns, round after round, and the median round counts. `SumTree` is the tree alone; `Proportional` turns
-    errors into priorities and draws into rows and importance weights, as TorchRL's sampler does, which divides weights
-    by the largest of all rows: `largest_weight="buffer"` does that too, the default divides by the largest of a batch.
-    """
-    errors = Errors(device)
-    contestants = [
-        _tree(errors, device),
-        _proportional(errors, "batch", device),
-        _proportional(errors, "buffer", device),
-    ]
-    theirs = _torchrl(errors)
-    if isinstance(theirs, Contestant):
-        contestants.append(theirs)
-    parts = ("update", "sample", "cycle")
-    took: dict[tuple[str, str], list[float]] = {
-        (one.name, part): [] for one in contestants for part in parts
-    }
-    for turn in range(TREE_ROUNDS + 1):
-        for part in parts:
-            for one in contestants:
-                rate = _stretch(getattr(one, part), seconds / 12 / TREE_ROUNDS, one.device)
-                if turn > 0:  # the first round warms up
-                    took[one.name, part].append(rate * TREE_BATCH)
-    rows = []
-    for one in contestants:
-        row: dict[str, Any] = {"priorities": one.name}
-        for part in parts:
-            row[f"{part}s_per_second"] = statistics.median(took[one.name, part])
-        if isinstance(theirs, Contestant):
-            for part in parts:
-                pairs = zip(took[one.name, part], took[theirs.name, part], strict=True)
-                row[f"{part}_to_torchrl"] = statistics.median(a / b for a, b in pairs)
-        rows.append(row)
-    return rows if isinstance(theirs, Contestant) else [*rows, theirs]
-
-
-def _stretch(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Calls per second."""
-    count, start = 0, time.perf_counter()
-    while count == 0 or time.perf_counter() - start < seconds:
-        for _ in range(10):
-            work()
-        _wait(device)
-        count += 10
-    return count / (time.perf_counter() - start)
-
-
-def _tree(errors: Errors, device: torch.device) -> Contestant:
-    tree = SumTree(TREE_ITEMS, device)
-    tree.set(torch.arange(TREE_ITEMS, device=device), errors.everything.pow(ALPHA), distinct=True)
-    random = torch.Generator(device).manual_seed(0)
-
-    def sample() -> Tensor:
-        u = torch.rand(TREE_BATCH, generator=random, device=device, dtype=torch.float64)
-        return tree.draw(u).leaf
-
-    return Contestant(
-        "fleetfoot SumTree",
-        update=lambda: tree.set(*errors.next()),
-        sample=sample,
-        cycle=lambda: tree.set(sample(), errors.next_error()),
-        device=device,
-    )
-
-
-def _proportional(
-    errors: Errors, largest: Literal["batch", "buffer"], device: torch.device
-) -> Contestant:
-    spec = make_spec(1, 1, 1000, 1000, device)
-    proportional = ProportionalConfig(alpha=ALPHA, largest_weight=largest)
-    cfg = ReplayConfig(capacity=TREE_ITEMS, sampler=proportional)
-    replay = cfg.build(spec, gamma=0.99, seed=0, device=device)
-    sampler, ring = replay.sampler, replay.ring
-    assert isinstance(sampler, Proportional)
-    ring.size = ring.written = TREE_ITEMS // spec.num_envs  # no rows, only their places
-    ring.moved()
-    sampler.set_priority(torch.arange(TREE_ITEMS, device=device), errors.everything.double())
-
-    def cycle() -> None:
-        drawn = sampler.draw(TREE_BATCH, ring)
-        sampler.reprioritize(ring, ring.row_id(drawn.age, drawn.column), errors.next_error())
-
-    return Contestant(
-        f"fleetfoot Proportional, {largest}",
-        update=lambda: sampler.reprioritize(ring, *errors.next()),
-        sample=lambda: sampler.draw(TREE_BATCH, ring),
-        cycle=cycle,
-        device=device,
-    )
-
-
-def _torchrl(errors: Errors) -> Contestant | dict[str, Any]:
-    """TorchRL's prioritised sampler on the same items; its trees are on the CPU whatever the device."""
-    name = "TorchRL PrioritizedSampler"
-    try:
-        torchrl = importlib.import_module("torchrl.data")
-        sampler = torchrl.PrioritizedSampler(TREE_ITEMS, alpha=ALPHA, beta=0.4)
-    except Exception as error_found:  # missing, or built for another version of torch
-        reason = (str(error_found).strip().splitlines() or [type(error_found).__name__])[0]
-        return {"priorities": name, "note": f"not measured: {reason[:200]}"}
-
-    class Items:
-        """As much of a storage as the sampler asks for."""
-
-        ndim = 1
-
-        def __len__(self) -> int:
-            return TREE_ITEMS
-
-    items, cpu = Items(), torch.device("cpu")
-    mine = errors if errors.leaf.device == cpu else Errors(cpu)
-    sampler.update_priority(torch.arange(TREE_ITEMS), mine.everything)
-
-    def cycle() -> None:
-        index, _ = sampler.sample(items, TREE_BATCH)
-        sampler.update_priority(index, mine.next_error())
-
-    return Contestant(
-        name,
-        update=lambda: sampler.update_priority(*mine.next()),
-        sample=lambda: sampler.sample(items, TREE_BATCH),
-        cycle=cycle,
-        device=cpu,
-    )

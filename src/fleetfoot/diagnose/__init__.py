@@ -7,6 +7,7 @@ an ensemble.
 
 from __future__ import annotations
 
+from fleetfoot.diagnose.learner import actor_critic
 from fleetfoot.diagnose.units import (
     collected,
     dormant,
@@ -21,6 +22,7 @@ from fleetfoot.diagnose.values import Overfitting, monte_carlo, overestimation, 
 
 __all__ = [
     "Overfitting",
+    "actor_critic",
     "collected",
     "dormant",
     "effective_rank",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -68,3 +68,11 @@ class EnvConfig(Protocol):
     def for_evaluation(self) -> EnvConfig:
         """The same task without what only training should see (randomisation, clipped or reshaped rewards)."""
         ...
+
+
+@runtime_checkable
+class OnHost(Protocol):
+    """What an `EnvConfig` may say besides, in a class variable that is true: its environments are simulated on the CPU,
+    whatever device they hand their tensors to. Several sets then travel to that device together."""
+
+    on_host: ClassVar[bool]

@@ -12,7 +12,7 @@ from typing import Any
 from fleetfoot.log.console import Console
 from fleetfoot.log.curve import Point, curve, plot_text
 from fleetfoot.log.episodes import EpisodeStats
-from fleetfoot.log.meter import EVAL_RETURN, Counters, Log, Mean, NonFinite, Sink, Totals
+from fleetfoot.log.meter import EVAL_RETURN, Counters, Log, Mean, NonFinite, Sink, Totals, added
 from fleetfoot.log.sinks import JsonLines, TensorBoard, WandB
 from fleetfoot.part import UserError, part
 
@@ -31,6 +31,7 @@ __all__ = [
     "TensorBoard",
     "Totals",
     "WandB",
+    "added",
     "curve",
     "plot_text",
 ]

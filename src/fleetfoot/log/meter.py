@@ -156,3 +156,10 @@ class Log:
 def _all_finite(metrics: Mapping[str, float], counters: Counters) -> None:
     if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
         raise NonFinite(bad, counters)
+
+
+def added(everyone: list[Totals]) -> Totals:
+    """The sums and counts of several logs together."""
+    names = sorted({name for totals in everyone for name in totals})
+    shares = {name: [totals[name] for totals in everyone if name in totals] for name in names}
+    return {name: (sum(t for t, _ in of), sum(n for _, n in of)) for name, of in shares.items()}

@@ -67,6 +67,22 @@ class QNetwork(nn.Module):
         self.net.constrain_()
 
 
+class TanhPolicy(nn.Module):
+    """Obs -> action in [-1, 1]."""
+
+    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+        super().__init__()
+        self.encoder = encoder
+        self.net = net.build(encoder.size, actions)
+
+    def forward(self, obs: Obs) -> Tensor:
+        return torch.tanh(self.net(self.encoder(obs)).float())
+
+    def constrain_(self) -> None:
+        self.encoder.constrain_()
+        self.net.constrain_()
+
+
 class ObsNorms(nn.Module):
     """The running statistics of what actor and critic see; one and the same where both see the same."""
 

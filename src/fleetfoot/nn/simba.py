@@ -10,7 +10,9 @@ s, s', alpha are learned vectors ("scalers") stored divided by a fixed scale, so
 pace of the other weights: effective value = parameter * (init / scale), the parameter starting at `scale`.
 
 The port that FastTD3 ships differs in two ways, kept here under `variant="port"`: (a) its scaler parameters start at
-init * scale, so the effective start is init^2, and (b) it never brings the weights back to the sphere.
+init * scale, so the effective start is init^2, and (b) it never brings the weights back to the sphere. The original
+brings back those of the networks that learn, and leaves averages of them (a target network) a little inside; here both
+are brought back.
 """
 
 from __future__ import annotations

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
 import torch
 from torch import nn
 
+M = TypeVar("M", bound=nn.Module)
+
+
+class Target(Protocol):
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def constrain_(self) -> None: ...
+
+
+def target_of(network: M, shared: nn.Module) -> M:
+    """A copy that `polyak_` can bring after `network`. `shared`, a part of it, is the same module in both: statistics
+    of observations are not averaged."""
+    return copy.deepcopy(network, {id(shared): shared}).requires_grad_(False)
+
 
 @torch.no_grad()
-def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """target <- (1 - tau) target + tau source, parameters only, as one fused step.
+def polyak_(target: Target, source: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau source, as one fused step.
 
-    Buffers are not averaged: modules that a target shares with its source (normalisers) must be the same object.
+    Only parameters are averaged. `constrain_` then does for the target what it does for its source after an optimiser
+    step: the average of two points on a sphere lies inside it, and singular vectors (`nn/spectral.py`) follow from the
+    weights.
     """
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    target.constrain_()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fleetfoot.agents.dac import DACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.envpool import EnvPoolConfig
-from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig
 from fleetfoot.log import LogConfig
@@ -16,6 +16,7 @@ from fleetfoot.nn.optimist import IndependentConfig
 from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.recipes import bro
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
@@ -57,21 +58,8 @@ def pendulum() -> Recipe:
         optimist_optim=optim,
         alpha_optim=AdamConfig(lr=3e-3),
     )
-    return Recipe(
-        name="dac/pendulum",
-        env=TensorConfig(task="pendulum"),
-        agent=agent,
-        explorer=AsSampledConfig(random_vec_steps=100),
-        replay=ReplayConfig(capacity=100_000),
-        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=100),
-        topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=250, episodes=10),
-        log=LogConfig(every_vec_steps=50),
-        checkpoint=CheckpointConfig(every_vec_steps=500),
-        num_envs=4,
-        batch_size=128,
-        total_vec_steps=1_000,
-    )
+    like = bro.pendulum("dac/pendulum", bro.FULL)
+    return replace(like, agent=agent, total_vec_steps=1_000)
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {

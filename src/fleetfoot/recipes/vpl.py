@@ -3,52 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fleetfoot.agents.vpl import VPLConfig
-from fleetfoot.checkpoint import CheckpointConfig
-from fleetfoot.envs.envpool import EnvPoolConfig
-from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.explore import AsSampledConfig
-from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamConfig
-from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.recipes import sac
 from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.topologies.synchronous import SynchronousConfig
-
-WARMUP = 10_000
 
 
 def dm_control(task: str, env_id: str) -> tuple[str, Callable[[], Recipe]]:
-    """One environment, two updates per step; the replay and its held-out share as the recipes of SAC plus a part."""
+    """As SAC: one environment, two updates per step; of the replay a part is held out."""
     name = f"vpl/{task}"
 
     def make() -> Recipe:
-        return Recipe(
-            name=name,
-            env=EnvPoolConfig(task=env_id),
-            agent=VPLConfig(),
-            explorer=AsSampledConfig(random_vec_steps=WARMUP),
-            replay=ReplayConfig(capacity=1_000_000, sampler=HeldOutUniformConfig()),
-            pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=WARMUP),
-            topology=SynchronousConfig(),
-            evaluation=EvaluationConfig(every_vec_steps=20_000, episodes=10),
-            log=LogConfig(every_vec_steps=1_000),
-            checkpoint=CheckpointConfig(every_vec_steps=50_000),
-            precision="tf32",
-            num_envs=1,
-            batch_size=256,
-            total_vec_steps=1_000_000,
-        )
+        replay = ReplayConfig(capacity=1_000_000, sampler=HeldOutUniformConfig())
+        return replace(sac.dm_control(env_id)(name, sac.PLAIN), agent=VPLConfig(), replay=replay)
 
     return f"dm_control {task}, 2 updates per step", make
 
 
 def pendulum() -> Recipe:
-    """The tensor pendulum with small networks and ten environments."""
+    """The tensor pendulum of SAC."""
     net, optim = MLPConfig(hidden=(64, 64), start="orthogonal"), AdamConfig(lr=1e-3)
     agent = VPLConfig(
         tau=0.02,
@@ -58,21 +36,8 @@ def pendulum() -> Recipe:
         critic_optim=optim,
         alpha_optim=optim,
     )
-    return Recipe(
-        name="vpl/pendulum",
-        env=TensorConfig(task="pendulum"),
-        agent=agent,
-        explorer=AsSampledConfig(random_vec_steps=50),
-        replay=ReplayConfig(capacity=100_000, sampler=HeldOutUniformConfig()),
-        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
-        topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=250, episodes=16),
-        log=LogConfig(every_vec_steps=50),
-        checkpoint=CheckpointConfig(every_vec_steps=500),
-        num_envs=10,
-        batch_size=256,
-        total_vec_steps=1_000,
-    )
+    replay = ReplayConfig(capacity=100_000, sampler=HeldOutUniformConfig())
+    return replace(sac.pendulum("vpl/pendulum", sac.PLAIN), agent=agent, replay=replay)
 
 
 TASKS = {

@@ -9,12 +9,7 @@ The ring has T + 1 lines of N rows: T that can be read, and one ahead of the wri
 newest next observation. Memory is flat: line s, column c is at address s * N + c. What depends on data stays on the
 device, so that neither `append` nor a read waits for it.
 
-Where an observation is a stack of S frames, a row keeps the newest frame alone. The others are the newest frames of the
-S - 1 rows before, or blank. Which of the two, `append` finds out by comparing, frame by frame, so stacks come back as
-they were whatever the environment shows at the start of an episode or after the loss of a life. A frame that is neither
-(no environment that keeps to `EnvSpec.frame_stack` shows one) is noticed: its row is not *whole* and must not teach.
-S - 1 further lines keep the frames of rows that are too old to be read themselves, so that every row that can be read
-has all of its own.
+Of a stack of frames a row keeps the newest alone, and `frames.py` says where the others are.
 """
 
 from __future__ import annotations
@@ -27,13 +22,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import Discrete, EnvSpec, Obs, Transition
-from fleetfoot.part import UserError
+from fleetfoot.replay.frames import LOST_FRAME, check_stack, link
 
 TERMINATED = 1
 TRUNCATED = 2
-
-LOST_FRAME = 128  # in `Ring.links`: a frame that is neither blank nor that of an earlier row
-MOST_FRAMES = 8  # one bit for each older frame, and LOST_FRAME
 
 Parts = tuple[Tensor, Tensor | None]  # of an observation: what the actor sees, what is privileged
 
@@ -183,7 +175,7 @@ class Ring:
             for back in range(1, self.stack):
                 earlier = ((line - back) % self.lines * self.columns + self.every_column).flatten()
                 frame = torch.cat([step.obs.actor[:, -1 - back] for step in steps])
-                links |= self._link(back, frame, self.obs.actor.index_select(0, earlier))
+                links |= link(back, frame, self.obs.actor.index_select(0, earlier))
             self.links[at] = links
         self.action[at] = torch.cat([step.action for step in steps]).to(self.action.dtype)
         self.reward[at] = torch.cat([step.reward for step in steps])
@@ -202,13 +194,8 @@ class Ring:
         for back in range(1, self.stack):
             start = self._start((self.head - back) % self.lines)
             earlier = self.obs.actor[start : start + self.width]
-            links |= self._link(back, stacks[:, -1 - back], earlier)
+            links |= link(back, stacks[:, -1 - back], earlier)
         return links
-
-    def _link(self, back: int, frame: Tensor, earlier: Tensor) -> Tensor:
-        frame = frame.to(earlier.dtype)
-        same, blank = _everywhere(frame == earlier), _everywhere(frame == 0)
-        return torch.where(same, 1 << (back - 1), LOST_FRAME * ~blank).to(torch.uint8)
 
     def _start(self, line: int) -> int:
         """The address where writing into a line begins."""
@@ -364,19 +351,6 @@ class Ring:
         self.moved()
 
 
-def check_stack(spec: EnvSpec) -> None:
-    stack = spec.frame_stack
-    if stack == 1:
-        return
-    if not 1 < stack <= MOST_FRAMES or len(spec.obs_shape) < 2 or spec.obs_shape[0] != stack:
-        raise UserError(
-            f"{spec.name} has a frame_stack of {stack} and observations of shape {spec.obs_shape}; "
-            f"it must be between 1 and {MOST_FRAMES} and, above 1, their first size."
-        )
-    if spec.critic_prefix:
-        raise UserError(f"{spec.name} has stacks of frames, so critic_prefix must be 0.")
-
-
 def final_entries(spec: EnvSpec, rows: int, share: float) -> int:
     """Room for last observations: a share of all rows, and never less than the time limit alone needs."""
     by_share = math.ceil(rows * spec.num_envs * share)
@@ -390,11 +364,6 @@ def _together(parts: Sequence[Parts]) -> Parts:
     actor = torch.cat([actor for actor, _ in parts])
     kept = [privileged for _, privileged in parts if privileged is not None]
     return actor, torch.cat(kept) if kept else None
-
-
-def _everywhere(flag: Tensor) -> Tensor:
-    """[N] bool: is it true in all of [N, ...]? `all` over bytes takes twenty times as long on a CPU."""
-    return flag.view(torch.uint8).flatten(1).amin(1) > 0
 
 
 def _like(flag: Tensor, x: Tensor) -> Tensor:

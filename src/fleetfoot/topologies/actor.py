@@ -51,9 +51,7 @@ class Actor:
             env = recipe.env.build(width, own.env, CPU)
             obs = env.reset()
         self.spec = env.spec
-        agent: Any = recipe.agent.build(
-            env.spec, gamma=recipe.gamma, total_updates=1, seed=recipe.seeds().agent, device=CPU
-        )
+        agent: Any = recipe.build_agent(env.spec, CPU, total_updates=1)
         config = share_of(recipe.explorer, self.number * width, recipe.num_envs)
         explorer = config.build(env.spec, seed=own.explorer, device=CPU)
         check_behaviour(agent.behaviour, explorer.takes_noise)

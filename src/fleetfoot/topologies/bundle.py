@@ -55,13 +55,7 @@ class Served(Agent, Protocol):
 
 def build_agent(recipe: Recipe, spec: EnvSpec, bundles: int, device: torch.device) -> Served:
     """The recipe's agent, if a parameter server can teach it."""
-    agent = recipe.agent.build(
-        spec,
-        gamma=recipe.gamma,
-        total_updates=total_updates(recipe, bundles),
-        seed=recipe.seeds().agent,
-        device=device,
-    )
+    agent = recipe.build_agent(spec, device, total_updates=total_updates(recipe, bundles))
     name, use = type(agent).__name__, "use DQNConfig, or another topology."
     if not all(hasattr(agent, x) for x in ("critic", "critic_target", "step_critic", "follow")):
         raise UserError(f"the parameter server teaches agents with one critic, not {name}: {use}")

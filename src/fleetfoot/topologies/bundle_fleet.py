@@ -39,7 +39,7 @@ from fleetfoot.topologies.cluster import (
     remote,
     unpack_recipe,
 )
-from fleetfoot.topologies.run import Interrupt
+from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.server_shard import Cut, Pulled, Rule, Server, ServerShard, Stamp, cut
 from fleetfoot.topologies.workers import Workers
 

@@ -25,12 +25,14 @@ from fleetfoot.agents.agent import Agent
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Log, Mean
 from fleetfoot.log.split import TimeSplit
-from fleetfoot.part import UserError, part, to_json
+from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe, Result, usable_cores
+from fleetfoot.topologies.bookkeeping import Bookkeeping
 from fleetfoot.topologies.bundle import Report, build_agent
 from fleetfoot.topologies.bundle_fleet import BundleFleet
+from fleetfoot.topologies.clock import Clock
 from fleetfoot.topologies.cluster import RayConfig, cluster
-from fleetfoot.topologies.run import Bookkeeping, Clock, Interrupt
+from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.server_shard import LAGS, Books
 
 CPU = torch.device("cpu")
@@ -139,21 +141,14 @@ class ServerRun(Bookkeeping):
         )
         if state is not None:
             run.load_state_dict(state)
-        run.log = recipe.log.build(
-            folder,
-            total_vec_steps=recipe.total_vec_steps,
-            recipe_json=to_json(recipe),
-            resumed=None if state is None else run.counters(),
-            best=None if run.best_return != run.best_return else run.best_return,
-        )
+        run.log = run.open_log(resumed=state is not None)
         run.logged_at = run.vec_steps
         return run
 
     def next_stop(self) -> int:
         """The vec step at which something needs all bundles to stand still."""
         every = (self.recipe.evaluation.every_vec_steps, self.recipe.checkpoint.every_vec_steps)
-        stops = ((self.vec_steps // e + 1) * e for e in every if e > 0)
-        return min([self.recipe.total_vec_steps, *stops])
+        return self.next_of(*every)
 
     def take(self, report: Report) -> None:
         self.vec_steps += report.vec_steps

@@ -33,13 +33,7 @@ class RemoteEvaluator:
             recipe = unpack_recipe(self.packed)
             seeds = recipe.seeds()
             self.evaluator = Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, CPU)
-            agent = recipe.agent.build(
-                self.evaluator.env.spec,
-                gamma=recipe.gamma,
-                total_updates=1,
-                seed=seeds.agent,
-                device=CPU,
-            )
+            agent = recipe.build_agent(self.evaluator.env.spec, CPU, total_updates=1)
             self.policy = agent.policy
         self.policy.load_state_dict(to_tensors(policy))
         return self.evaluator(self.policy).metrics()

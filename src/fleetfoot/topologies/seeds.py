@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fleetfoot.agents.agent import Solitary
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.joined import Joined
-from fleetfoot.explore import AsSampled
+from fleetfoot.envs.vec_env import OnHost
+from fleetfoot.explore import AsSampled, AsSampledConfig
 from fleetfoot.log import EpisodeStats
 from fleetfoot.log.seeds import SeedsMeter
 from fleetfoot.part import UserError
@@ -28,7 +30,8 @@ from fleetfoot.replay.samplers import Uniform, UniformConfig
 from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform, of_seed
 from fleetfoot.speed import learner
 from fleetfoot.stack import stack
-from fleetfoot.topologies.run import Interrupt, Run
+from fleetfoot.topologies.interrupt import Interrupt
+from fleetfoot.topologies.run import Run
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -41,7 +44,8 @@ class SeedRun(Run):
     @classmethod
     def env_device(cls, recipe: Recipe, device: torch.device) -> torch.device:
         # What comes from the CPU travels to the device for all seeds at once.
-        return torch.device("cpu") if getattr(recipe.env, "on_host", False) else device
+        on_host = isinstance(recipe.env, OnHost) and recipe.env.on_host
+        return torch.device("cpu") if on_host else device
 
     def tally(self) -> None:
         """Its counts come from the meter of all seeds."""
@@ -87,6 +91,10 @@ def check(recipe: Recipe) -> None:
         raise refuse("that needs SynchronousConfig without overlap")
     if not isinstance(recipe.replay.sampler, UniformConfig):
         raise refuse("that needs uniform sampling")
+    if not isinstance(recipe.explorer, AsSampledConfig):
+        raise refuse("that needs a policy that samples by itself (AsSampledConfig)")
+    if isinstance(recipe.agent, Solitary) and (why := recipe.agent.only_alone):
+        raise refuse(why)
 
 
 def joint_replay(recipe: Recipe, spec: EnvSpec, seeds: Sequence[int]) -> Replay:
@@ -118,21 +126,8 @@ class Together:
                 self.episodes.lengths[at],
             )
             run.episodes.ended = self.episodes.ended[:, at]
-        self.explorers: list[AsSampled] = []
-        for run in runs:
-            if not isinstance(run.explorer, AsSampled):
-                raise UserError(
-                    f"the seeds of {self.recipe.name} cannot be trained as one: that needs a policy that samples by "
-                    "itself (AsSampledConfig). Train them one after the other, with --seed."
-                )
-            self.explorers.append(run.explorer)
-        whole = self.recipe.agent.build(
-            self.first.env.spec,
-            gamma=self.recipe.gamma,
-            total_updates=self.recipe.total_updates(),
-            seed=0,
-            device=self.device,
-        )
+        self.explorers = [cast(AsSampled, run.explorer) for run in runs]  # `check` has seen to it
+        whole = self.recipe.build_agent(self.first.env.spec, self.device)
         self.agent = stack(whole, [run.agent for run in runs])
 
     def train(self) -> list[Result]:

@@ -35,25 +35,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import ActorCritic, Agent, every
+from fleetfoot.agents.agent import ActorCritic, every
 from fleetfoot.data import EnvSpec, Obs, Step, Transition
 from fleetfoot.log.split import TimeSplit
-from fleetfoot.optim import LocalStepper
 from fleetfoot.pace import Gate
 from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe, Result, usable_cores
 from fleetfoot.replay.observations import Observations
-from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import quick_turns, rollout
-from fleetfoot.speed import RECORDING, EagerLearner, Half, learner, resolved
+from fleetfoot.speed import RECORDING, resolved
 from fleetfoot.topologies.exchange import Channel, Reader, Versions
-from fleetfoot.topologies.run import Interrupt, Run
+from fleetfoot.topologies.halves import (
+    critic_weights,
+    half_learner,
+    in_halves,
+    policy_weights,
+    statistics,
+    synchronize,
+)
+from fleetfoot.topologies.interrupt import Interrupt
+from fleetfoot.topologies.run import Run
 
 STAGES = ("actor", "critic", "policy")
 SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses
@@ -177,35 +184,6 @@ def at_work(
                     thread.join()
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def in_halves(agent: Agent) -> ActorCritic:
-    """The same agent, if two learners can share it; UserError if not."""
-    if not all(hasattr(agent, name) for name in ("update_critic", "update_policy")):
-        raise UserError(
-            f"{type(agent).__name__} makes one update of everything, so two learners cannot share it; "
-            "use --topology SynchronousConfig."
-        )
-    return cast(ActorCritic, agent)
-
-
-def policy_weights(agent: ActorCritic) -> list[Tensor]:
-    """What `update_policy` changes and others read."""
-    found = [getattr(agent, name) for name in agent.policy_half]
-    return [w for stepper in found if isinstance(stepper, LocalStepper) for w in stepper.parameters]
-
-
-def critic_weights(agent: ActorCritic) -> list[Tensor]:
-    return list(agent.critic.parameters())
-
-
-def statistics(agent: ActorCritic) -> list[Tensor]:
-    return list(agent.norms.buffers())
-
-
 @dataclass(kw_only=True)
 class SplitRun(Run):
     """A whole run in one process. `agent` is the critic learner's, and the whole truth after `catch_up`."""
@@ -224,9 +202,11 @@ class SplitRun(Run):
         seed = self.recipe.seeds().replay + (not self.cfg.lockstep)
         self.seen = Observations(recipe.replay, self.env.spec, seed=seed, device=self.device)
         self.policy_split = TimeSplit(self.device)
-        self.learn_critic = self._learner(self.valuing, self.replay, "update_critic", self.split)
-        self.learn_policy = self._learner(
-            self.climbing, self.seen, "update_policy", self.policy_split
+        self.learn_critic = half_learner(
+            "update_critic", recipe, self.valuing, self.replay, self.device, self.split
+        )
+        self.learn_policy = half_learner(
+            "update_policy", recipe, self.climbing, self.seen, self.device, self.policy_split
         )
         self.critic = Versions(critic_weights(self.valuing))
         self.statistics = Versions(statistics(self.valuing))
@@ -255,30 +235,7 @@ class SplitRun(Run):
 
     def _copy(self) -> ActorCritic:
         """Another agent, equal to the first as long as neither has learned."""
-        recipe = self.recipe
-        agent = recipe.agent.build(
-            self.env.spec,
-            gamma=recipe.gamma,
-            total_updates=recipe.total_updates(),
-            seed=recipe.seeds().agent,
-            device=self.device,
-        )
-        return cast(ActorCritic, agent)
-
-    def _learner(
-        self, agent: ActorCritic, memory: Replay | Observations, half: Half, split: TimeSplit
-    ) -> EagerLearner:
-        recipe = self.recipe
-        return learner(
-            agent,
-            memory,
-            recipe.batch_size,
-            half=half,
-            precision=recipe.precision,
-            mode=recipe.execution,
-            device=self.device,
-            split=split,
-        )
+        return in_halves(self.recipe.build_agent(self.env.spec, self.device))
 
     @contextmanager
     def one_at_a_time(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from fleetfoot.topologies.cluster import (
     remote,
     to_arrays,
 )
-from fleetfoot.topologies.run import Interrupt
+from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.split_learners import STAGES, SplitLearnersConfig
 from fleetfoot.topologies.split_workers import CriticLearner, PolicyLearner, SplitActor
 

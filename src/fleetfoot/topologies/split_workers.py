@@ -26,7 +26,7 @@ from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.rollout import rollout
-from fleetfoot.speed import EagerLearner, Half, learner
+from fleetfoot.speed import EagerLearner, Half
 from fleetfoot.topologies.actor import Reported
 from fleetfoot.topologies.block import pack_lines, split_lines, unpack_lines, unpack_obs
 from fleetfoot.topologies.cluster import (
@@ -37,8 +37,9 @@ from fleetfoot.topologies.cluster import (
     unpack_recipe,
 )
 from fleetfoot.topologies.exchange import copy_flat_, flat
-from fleetfoot.topologies.split_learners import (
+from fleetfoot.topologies.halves import (
     critic_weights,
+    half_learner,
     in_halves,
     policy_weights,
     statistics,
@@ -82,28 +83,10 @@ class Stage:
         return self.recipe
 
     def _build_agent(self, spec: EnvSpec) -> ActorCritic:
-        recipe = self.recipe
-        agent = recipe.agent.build(
-            spec,
-            gamma=recipe.gamma,
-            total_updates=recipe.total_updates(),
-            seed=recipe.seeds().agent,
-            device=self.device,
-        )
-        return in_halves(agent)
+        return in_halves(self.recipe.build_agent(spec, self.device))
 
     def _learner(self, memory: Replay | Observations, half: Half) -> EagerLearner:
-        recipe = self.recipe
-        return learner(
-            self.agent,
-            memory,
-            recipe.batch_size,
-            half=half,
-            precision=recipe.precision,
-            mode=recipe.execution,
-            device=self.device,
-            split=self.split,
-        )
+        return half_learner(half, self.recipe, self.agent, memory, self.device, self.split)
 
     @contextmanager
     def _round(self, vec_steps: int) -> Iterator[None]:

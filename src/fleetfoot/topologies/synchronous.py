@@ -14,7 +14,8 @@ from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.rollout import Background, rollout
 from fleetfoot.speed import learner
-from fleetfoot.topologies.run import Interrupt, Run
+from fleetfoot.topologies.interrupt import Interrupt
+from fleetfoot.topologies.run import Run
 
 
 @part

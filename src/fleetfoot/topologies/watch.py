@@ -18,7 +18,7 @@ from fleetfoot.topologies.cluster import (
     remote,
     tell,
 )
-from fleetfoot.topologies.run import Interrupt
+from fleetfoot.topologies.interrupt import Interrupt
 
 WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
 
