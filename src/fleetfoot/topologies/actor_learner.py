@@ -49,7 +49,7 @@ from fleetfoot.topologies.cluster import (
     to_tensors,
 )
 from fleetfoot.topologies.fleet_run import BURST, FleetRun
-from fleetfoot.topologies.run import Interrupt
+from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.watch import WAIT_SECONDS, News, Watch
 
 CPU = torch.device("cpu")

@@ -19,9 +19,10 @@ from fleetfoot.part import UserError, to_json
 from fleetfoot.recipe import usable_cores
 from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.block import Block
+from fleetfoot.topologies.bookkeeping import Learning
+from fleetfoot.topologies.clock import Clock
 from fleetfoot.topologies.cluster import PackedRecipe, Restarts, load_ray, unpack_recipe
 from fleetfoot.topologies.remote_evaluator import Evaluations
-from fleetfoot.topologies.run import Clock, Learning
 from fleetfoot.topologies.watch import News
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class FleetRun(Learning):
     ) -> FleetRun:
         recipe, ray = unpack_recipe(packed), load_ray()
         cfg: ActorLearnerConfig = recipe.topology  # type: ignore[assignment]
-        device, seeds = recipe.torch_device(), recipe.seeds()
+        device = recipe.torch_device()
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
         before = [-1] * cfg.actors if state is None else state["incarnations"]
         if len(before) != cfg.actors:
@@ -74,15 +75,13 @@ class FleetRun(Learning):
             recipe=recipe,
             folder=folder,
             device=device,
-            agent=recipe.agent.build(
+            agent=recipe.build_agent(spec, device),
+            replay=recipe.replay.build(
                 spec,
                 gamma=recipe.gamma,
-                total_updates=recipe.total_updates(),
-                seed=seeds.agent,
+                seed=recipe.seeds().replay,
                 device=device,
-            ),
-            replay=recipe.replay.build(
-                spec, gamma=recipe.gamma, seed=seeds.replay, device=device, writers=cfg.actors
+                writers=cfg.actors,
             ),
             pace=recipe.pace.build(),
             log=Log([]),

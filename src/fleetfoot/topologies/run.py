@@ -25,7 +25,6 @@ from fleetfoot.recipe import Recipe, usable_cores
 from fleetfoot.replay.replay import Replay
 from fleetfoot.topologies.bookkeeping import Learning
 from fleetfoot.topologies.clock import Clock
-from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.sharded import (
     bind,
     carried_over,
@@ -35,8 +34,6 @@ from fleetfoot.topologies.sharded import (
     reseed,
     restore_generators,
 )
-
-__all__ = ["Clock", "Interrupt", "Learning", "Run"]
 
 
 @dataclass(kw_only=True)
