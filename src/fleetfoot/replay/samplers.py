@@ -201,13 +201,13 @@ class Proportional:
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority, before alpha
         self.eviction = cfg.eviction.build_eviction(rows, ring.columns, leaves, seed + 1, device)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.shares = torch.empty(0, device=device)  # where each of equal shares begins
+        self.shares: dict[int, Tensor] = {}  # by their number: where each of equal shares begins
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
         u = self._uniform(rows)
         leaf, value = self.tree.draw(u)
         smallest = value.amin() if self.smallest is None else self.smallest.total()
-        weight = (value / smallest).pow_(-self.cfg.beta).float()
+        weight = (value / smallest).float().pow_(-self.cfg.beta)
         age, column = ring.place(leaf)
         return Drawn(age, column, weight)
 
@@ -218,9 +218,10 @@ class Proportional:
         """[rows] float64 on [0, 1): independent, or one from each of `rows` equal shares."""
         if not self.cfg.stratified:
             return self._random(rows, 1.0)
-        if len(self.shares) != rows:
-            self.shares = torch.arange(rows, dtype=torch.float64, device=self.device) / rows
-        return self._random(rows, 1 / rows).add_(self.shares)
+        if rows not in self.shares:
+            begins = torch.arange(rows, dtype=torch.float64, device=self.device) / rows
+            self.shares[rows] = begins
+        return self._random(rows, 1 / rows).add_(self.shares[rows])
 
     def _random(self, rows: int, most: float) -> Tensor:
         u = torch.empty(rows, dtype=torch.float64, device=self.device)
@@ -231,7 +232,7 @@ class Proportional:
             priority = self.largest.expand(lines * ring.width)
         else:
             priority = self._priority(td_error)
-            self.largest = torch.maximum(self.largest, priority.amax())
+            torch.maximum(self.largest, priority.amax(), out=self.largest)
         # Rows of age -1 have just lost their place, or never had one. Of several lines that did, some are new again.
         lost = min(lines, ring.stack)
         leaf = torch.cat([ring.line(ring.size - lines, lines), ring.line(-lost, lost)])
@@ -247,7 +248,7 @@ class Proportional:
         leaf, alive = ring.find(row_id)
         alive &= self.tree.get(leaf) > 0
         priority = self._priority(td_error).mul_(alive)
-        self.largest = torch.maximum(self.largest, priority.amax())
+        torch.maximum(self.largest, priority.amax(), out=self.largest)
         self.set_priority(*last_wins(torch.where(alive, leaf, self.nowhere), priority))
         self._clear(self.eviction.updated(ring))
 
@@ -286,7 +287,7 @@ class Proportional:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore_generator(self.generator, state["generator"])
         self.tree.load_state_dict(state["tree"])
-        self.largest = state["largest"].to(self.device).clone()
+        self.largest.copy_(state["largest"])
         self.eviction.load_state_dict(state["eviction"])
         if self.smallest is not None:
             self.smallest.load_state_dict(state["smallest"])
