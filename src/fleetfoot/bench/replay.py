@@ -30,6 +30,7 @@ STACK, SIDE = 4, 84  # an Atari observation
 FRAME_ROWS = 500  # per console
 TREE_ITEMS = 2_000_000
 TREE_BATCH = 512
+TREE_BATCHES = (TREE_BATCH, 2048)
 TREE_ROUNDS = 25
 ALPHA = 0.6
 
@@ -57,7 +58,9 @@ def bench_replay(
         ],
         "frames_memory": [_frames_memory()],
         "frames_speed": [_frames_speed(place, seconds / 4)],
-        "priorities": _priorities(place, seconds),
+        "priorities": [
+            row for batch_size in TREE_BATCHES for row in _priorities(place, batch_size, seconds)
+        ],
     }
 
 
@@ -262,10 +265,11 @@ class Contestant(NamedTuple):
 class Errors:
     """Rows and errors for one update after the other, the same for everyone."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, batch_size: int, device: torch.device):
         random = torch.Generator(device).manual_seed(0)
-        self.leaf = torch.randint(TREE_ITEMS, (64, TREE_BATCH), generator=random, device=device)
-        self.error = torch.rand(64, TREE_BATCH, generator=random, device=device)
+        self.batch_size = batch_size
+        self.leaf = torch.randint(TREE_ITEMS, (64, batch_size), generator=random, device=device)
+        self.error = torch.rand(64, batch_size, generator=random, device=device)
         self.everything = torch.rand(TREE_ITEMS, generator=random, device=device)
         self.at = 0
 
@@ -277,14 +281,26 @@ class Errors:
         return self.next()[1]
 
 
-def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
-    """Items per second in batches of 512 out of two million: given new priorities, drawn, and both in turn.
+def _priorities(device: torch.device, batch_size: int, seconds: float) -> list[dict[str, Any]]:
+    """Items per second in batches out of two million: given new priorities, drawn, and both in turn.
 
-    All take turns, round after round, and the median round counts. `SumTree` is the tree alone; `Proportional` turns
-    errors into priorities and draws into rows and importance weights, as TorchRL's sampler does, which divides weights
-    by the largest of all rows: `largest_weight="buffer"` does that too, the default divides by the largest of a batch.
+    All take turns, round after round, and the median round counts. On a CPU it is one thread, and seconds of its own
+    time, so that others on the machine matter little. `SumTree` is the tree alone; `Proportional` turns errors into
+    priorities and draws into rows and importance weights, as TorchRL's sampler does, which divides weights by the
+    largest of all rows: `largest_weight="buffer"` does that too, the default divides by the largest of a batch.
     """
-    errors = Errors(device)
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        return _contest(device, batch_size, seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _contest(device: torch.device, batch_size: int, seconds: float) -> list[dict[str, Any]]:
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    errors = Errors(batch_size, device)
     contestants = [
         _tree(errors, device),
         _proportional(errors, "batch", device),
@@ -300,12 +316,12 @@ def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
     for turn in range(TREE_ROUNDS + 1):
         for part in parts:
             for one in contestants:
-                rate = _stretch(getattr(one, part), seconds / 12 / TREE_ROUNDS, one.device)
+                rate = _stretch(getattr(one, part), seconds / 12 / TREE_ROUNDS, one.device, clock)
                 if turn > 0:  # the first round warms up
-                    took[one.name, part].append(rate * TREE_BATCH)
+                    took[one.name, part].append(rate * batch_size)
     rows = []
     for one in contestants:
-        row: dict[str, Any] = {"priorities": one.name}
+        row: dict[str, Any] = {"priorities": one.name, "batch_size": batch_size}
         for part in parts:
             row[f"{part}s_per_second"] = statistics.median(took[one.name, part])
         if isinstance(theirs, Contestant):
@@ -316,15 +332,17 @@ def _priorities(device: torch.device, seconds: float) -> list[dict[str, Any]]:
     return rows if isinstance(theirs, Contestant) else [*rows, theirs]
 
 
-def _stretch(work: Callable[[], object], seconds: float, device: torch.device) -> float:
+def _stretch(
+    work: Callable[[], object], seconds: float, device: torch.device, clock: Callable[[], float]
+) -> float:
     """Calls per second."""
-    count, start = 0, time.perf_counter()
-    while count == 0 or time.perf_counter() - start < seconds:
+    count, start = 0, clock()
+    while count == 0 or clock() - start < seconds:
         for _ in range(10):
             work()
         _wait(device)
         count += 10
-    return count / (time.perf_counter() - start)
+    return count / (clock() - start)
 
 
 def _tree(errors: Errors, device: torch.device) -> Contestant:
@@ -333,7 +351,7 @@ def _tree(errors: Errors, device: torch.device) -> Contestant:
     random = torch.Generator(device).manual_seed(0)
 
     def sample() -> Tensor:
-        u = torch.rand(TREE_BATCH, generator=random, device=device, dtype=torch.float64)
+        u = torch.rand(errors.batch_size, generator=random, device=device, dtype=torch.float64)
         return tree.draw(u).leaf
 
     return Contestant(
@@ -359,13 +377,13 @@ def _proportional(
     sampler.set_priority(torch.arange(TREE_ITEMS, device=device), errors.everything.double())
 
     def cycle() -> None:
-        drawn = sampler.draw(TREE_BATCH, ring)
+        drawn = sampler.draw(errors.batch_size, ring)
         sampler.reprioritize(ring, ring.row_id(drawn.age, drawn.column), errors.next_error())
 
     return Contestant(
         f"fleetfoot Proportional, {largest}",
         update=lambda: sampler.reprioritize(ring, *errors.next()),
-        sample=lambda: sampler.draw(TREE_BATCH, ring),
+        sample=lambda: sampler.draw(errors.batch_size, ring),
         cycle=cycle,
         device=device,
     )
@@ -379,7 +397,11 @@ def _torchrl(errors: Errors) -> Contestant | dict[str, Any]:
         sampler = torchrl.PrioritizedSampler(TREE_ITEMS, alpha=ALPHA, beta=0.4)
     except Exception as error_found:  # missing, or built for another version of torch
         reason = (str(error_found).strip().splitlines() or [type(error_found).__name__])[0]
-        return {"priorities": name, "note": f"not measured: {reason[:200]}"}
+        return {
+            "priorities": name,
+            "batch_size": errors.batch_size,
+            "note": f"not measured: {reason[:200]}",
+        }
 
     class Items:
         """As much of a storage as the sampler asks for."""
@@ -390,17 +412,17 @@ def _torchrl(errors: Errors) -> Contestant | dict[str, Any]:
             return TREE_ITEMS
 
     items, cpu = Items(), torch.device("cpu")
-    mine = errors if errors.leaf.device == cpu else Errors(cpu)
+    mine = errors if errors.leaf.device == cpu else Errors(errors.batch_size, cpu)
     sampler.update_priority(torch.arange(TREE_ITEMS), mine.everything)
 
     def cycle() -> None:
-        index, _ = sampler.sample(items, TREE_BATCH)
+        index, _ = sampler.sample(items, mine.batch_size)
         sampler.update_priority(index, mine.next_error())
 
     return Contestant(
         name,
         update=lambda: sampler.update_priority(*mine.next()),
-        sample=lambda: sampler.sample(items, TREE_BATCH),
+        sample=lambda: sampler.sample(items, mine.batch_size),
         cycle=cycle,
         device=cpu,
     )

@@ -261,7 +261,7 @@ class Proportional:
         return error.nan_to_num_(nan=0.0, posinf=MOST).add_(LEAST)
 
     def set_priority(self, leaf: Tensor, priority: Tensor) -> None:
-        """float64, before alpha; 0: the row cannot be drawn. Equal leaves must have equal ones."""
+        """float64, before alpha; 0: the row cannot be drawn. For equal leaves see `last_wins`."""
         value = priority.pow(self.cfg.alpha)
         if self.cfg.alpha == 0:
             value *= priority > 0

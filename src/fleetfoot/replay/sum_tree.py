@@ -2,10 +2,11 @@
 
 Every node has `FAN` children that lie side by side, so a level is a table [nodes, FAN] and a step
 down or up the tree is one gather of whole rows. That is a binary tree with several steps taken as
-one, and the topmost steps, where at most `TOP` nodes are left, are one search among all of them.
-Two million leaves then take three steps, each a few operations on all items together: for batches
-of some hundred items an operation costs little more than its call, and what is left is the wait for
-memory that no cache holds, so few operations and short rows are what makes it fast. A node is
+one, and the topmost steps, where at most `TOP` nodes are left, are one search among all of them,
+whose running sums are kept. Two million leaves then take three steps, each a few operations on all
+items together: for batches of some hundred items an operation costs little more than its call, and
+what is left is the wait for memory that no cache holds, so few operations and short rows are what
+makes it fast. A node is
 always computed anew from all its children, never incremented, so nothing drifts however often
 leaves change. All of it stays on the device, in memory that is never replaced; nothing here waits
 for data.
@@ -20,9 +21,9 @@ from torch import Tensor
 
 FAN = 16  # of float64: two cache lines
 TOP = 16384
-BELOW = 1 - 2**-50
-ABOVE = 1 + 2**-52
-LEAST = 1e-300
+BELOW = 1 - 2**-50  # times the total: still below it however a product is rounded
+ABOVE = 1 + 2**-52  # times a mass: just beyond it
+LEAST = 1e-300  # a mass above 0
 
 
 class Found(NamedTuple):
@@ -43,8 +44,7 @@ class Tree:
         ]
         self.top = torch.full((top,), self.nothing, dtype=torch.float64, device=device)
 
-    @staticmethod
-    def combine(rows: Tensor) -> Tensor:
+    def combine(self, rows: Tensor) -> Tensor:
         """Nodes [k] from their children [k, FAN]."""
         raise NotImplementedError
 
@@ -98,6 +98,7 @@ class SumTree(Tree):
         super().__init__(leaves, device)
         self.in_order = device.type == "cpu"  # one number after the other is how it adds up
         self.ones = torch.ones(FAN, dtype=torch.float64, device=device)
+        self.below = torch.tensor(BELOW, dtype=torch.float64, device=device)
         self.least = torch.tensor(LEAST, dtype=torch.float64, device=device)
         # The nodes of the top laid side by side: `edges` are where the first begins and where each ends, `ends` the
         # latter in rows, of which the last is filled up with ends that no mass reaches.
@@ -112,9 +113,8 @@ class SumTree(Tree):
         self.most = torch.zeros_like(self.least)  # the largest mass to look for
         self._add_up()
 
-    @staticmethod
-    def combine(rows: Tensor) -> Tensor:
-        return rows.sum(1)
+    def combine(self, rows: Tensor) -> Tensor:
+        return rows.mv(self.ones)
 
     def set(self, leaf: Tensor, value: Tensor, *, distinct: bool = False) -> None:
         super().set(leaf, value, distinct=distinct)
@@ -127,7 +127,7 @@ class SumTree(Tree):
     def _add_up(self) -> None:
         torch.cumsum(self.top, 0, out=self.top_ends)
         self.row_ends.copy_(self.last_ends)
-        torch.mul(self.top_end, BELOW, out=self.most)
+        torch.mul(self.top_end, self.below, out=self.most)
 
     def total(self) -> Tensor:
         return self.top_end.clone()
@@ -138,6 +138,7 @@ class SumTree(Tree):
         mass [k] float64 in [0, total). The total itself, where rounding leads to it, finds the last leaf. Some leaf
         must be above 0.
         """
+        # Where two leaves meet the later one is meant.
         return self._find(torch.minimum(mass * ABOVE, self.most))
 
     def draw(self, u: Tensor) -> Found:
@@ -145,10 +146,10 @@ class SumTree(Tree):
         return self._find(u * self.most)
 
     def _find(self, mass: Tensor) -> Found:
-        """A mass at which one leaf ends and another begins may find either."""
-        # A search guesses at every step, and loses much where that cannot be foreseen. So it is among few, and then
-        # short rows are counted. Counts are sums of ones and zeros, and nodes numbers, in float64: a product of matrix
-        # and vector is the fastest way to add up rows.
+        """Where two leaves meet it is either of them."""
+        # A search guesses at every step and pays for each that is wrong, so it is among few; the rest is counting how
+        # many end before the mass, in short rows. Counts, and with them nodes, are float64, because the product of a
+        # matrix with a vector is the shortest way to add up rows and more: FAN * node + count.
         row = torch.searchsorted(self.row_ends, mass, right=True)
         before = self.ends.index_select(0, row).le_(mass.unsqueeze(1))
         place = torch.addmv(row.double(), before, self.ones, beta=FAN)
@@ -173,12 +174,12 @@ class SumTree(Tree):
         )
 
     def _before(self, mass: Tensor, values: Tensor) -> Tensor:
-        """[k, FAN] 1 or 0: does the child end before the mass [k] in its row? At most all before the last above 0."""
+        """[k, FAN] 1 or 0: does a child end before the mass [k] of its row? `mass` is moved into the row."""
         ends = values.cumsum(1)
-        # A node and the last of its children's ends are one sum in two orders, and what lies beyond the one would find
-        # nothing. `mass` belongs to the caller, who goes on with what is found here.
+        # A node and the last of its children's ends are one sum in two orders, so a mass may lie outside by a rounding.
+        # At the last end itself it finds the last child above 0.
         mass.clamp_(self.least, ends.select(1, FAN - 1))
-        return ends.lt_(mass.unsqueeze(1))  # in place: comparing takes half the time that way
+        return ends.lt_(mass.unsqueeze(1))  # in place, which takes half the time
 
 
 class MinTree(Tree):
@@ -186,8 +187,7 @@ class MinTree(Tree):
 
     nothing = torch.inf
 
-    @staticmethod
-    def combine(rows: Tensor) -> Tensor:
+    def combine(self, rows: Tensor) -> Tensor:
         return rows.amin(1)
 
 
@@ -208,8 +208,8 @@ def tree_bytes(leaves: int) -> int:
 def last_wins(leaf: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The same pairs, written so that of equal leaves the last counts.
 
-    A CPU writes them one after the other, so there they stay as they are and the last wins anyway. Other devices write
-    in any order, and the outcome must be the same each time.
+    A CPU writes one after the other, so there nothing has to be done. Other devices write in any order: there the pairs
+    are sorted by leaf, and equal leaves all get the value of the last.
     """
     if leaf.device.type == "cpu":
         return leaf, value
