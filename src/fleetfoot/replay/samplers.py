@@ -245,11 +245,12 @@ class Proportional:
                 "this agent reports no errors, so its replay cannot be prioritised: "
                 "use --replay.sampler UniformConfig."
             )
-        leaf, alive = ring.find(row_id)
-        alive &= self.tree.get(leaf) > 0
-        priority = self._priority(td_error).mul_(alive)
+        leaf, readable = ring.find(row_id)
+        leaf = torch.where(readable, leaf, self.nowhere)
+        # Nowhere and rows that were given up hold 0, and keep it.
+        priority = self._priority(td_error).mul_(self.tree.get(leaf) > 0)
         torch.maximum(self.largest, priority.amax(), out=self.largest)
-        self.set_priority(*last_wins(torch.where(alive, leaf, self.nowhere), priority))
+        self.set_priority(*last_wins(leaf, priority))
         self._clear(self.eviction.updated(ring))
 
     def readable(self, ring: Ring) -> int:

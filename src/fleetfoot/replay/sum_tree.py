@@ -42,7 +42,9 @@ class Tree:
             torch.full((count, FAN), self.nothing, dtype=torch.float64, device=device)
             for count in rows
         ]
+        self.flat = [level.view(-1) for level in self.levels]  # the same memory
         self.top = torch.full((top,), self.nothing, dtype=torch.float64, device=device)
+        self.fan = torch.tensor(FAN, device=device)
 
     def combine(self, rows: Tensor) -> Tensor:
         """Nodes [k] from their children [k, FAN]."""
@@ -53,7 +55,7 @@ class Tree:
         return self.combine(self.top.unsqueeze(0))[0]
 
     def get(self, leaf: Tensor) -> Tensor:
-        return self.levels[0].view(-1).index_select(0, leaf)
+        return self.flat[0].index_select(0, leaf)
 
     def set(self, leaf: Tensor, value: Tensor, *, distinct: bool = False) -> None:
         """Give leaves ([k] int64) new values ([k]). Of equal leaves the last counts; `distinct` promises that there are
@@ -62,14 +64,14 @@ class Tree:
         if not distinct:
             at, value = last_wins(leaf, value)
         value = value.to(torch.float64)
-        for level in self.levels:
+        for level, flat in zip(self.levels, self.flat, strict=True):
             if at is not None:
-                level.view(-1).scatter_(0, at, value)
+                flat.scatter_(0, at, value)
             else:
-                level.view(-1)[: value.shape[0]] = value
+                flat[: value.shape[0]] = value
             # Where as many leaves changed as the level has rows, computing all rows is less work than finding theirs.
             if at is not None and level.shape[0] > at.shape[0]:
-                at = at // FAN
+                at = torch.div(at, self.fan, rounding_mode="trunc")
                 value = self.combine(level.index_select(0, at))
             else:
                 at, value = None, self.combine(level)
