@@ -57,8 +57,8 @@ class NatureCNN(Torso):
         self.size = inputs * sides[0] * sides[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        # Channels last takes two thirds of the time on a CPU; the values are the same. Bytes are put in that order before
-        # they are widened, which takes a third of the time of both at once.
+        # Channels last takes two thirds of the time on a CPU; the values are the same. Bytes are put in that order, and
+        # then widened, in less than half the time of both at once.
         # Under autocast a byte goes straight to what the convolutions want, which has room for all 256 of them.
         kind, dtype = x.device.type, torch.float32
         if torch.is_autocast_enabled(kind):
