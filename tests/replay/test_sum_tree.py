@@ -130,6 +130,36 @@ def test_few_and_many_changes_at_once_give_the_same_tree() -> None:
         torch.testing.assert_close(level, two.state_dict()[name], rtol=1e-14, atol=0)
 
 
+def test_of_very_many_equal_leaves_the_last_counts() -> None:
+    """On two threads, should ever a long batch be shared out among them."""
+    leaf = torch.randint(3000, (200_000,), generator=torch.Generator().manual_seed(0))
+    value = torch.arange(200_000, dtype=torch.float64) + 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tree = SumTree(3000, CPU)
+        tree.set(leaf, value)
+    finally:
+        torch.set_num_threads(threads)
+    last = dict(zip(leaf.tolist(), value.tolist(), strict=True))
+    assert tree.get(torch.arange(3000)).tolist() == [last.get(i, 0.0) for i in range(3000)]
+    assert float(tree.total()) == sum(last.values())
+
+
+def test_what_a_tree_reads_and_writes_stays_where_it_is() -> None:
+    """So that draws and changes that were recorded once can be repeated."""
+    tree = SumTree(50_000, CPU)
+    kept = {name: t.data_ptr() for name, t in vars(tree).items() if isinstance(t, torch.Tensor)}
+    tree.set(torch.arange(50_000), torch.ones(50_000))
+    u = torch.rand(100, dtype=torch.float64)
+    tree.set(tree.draw(u).leaf, torch.zeros(100))
+    assert bool((tree.draw(u).value == 1).all())
+    tree.load_state_dict({name: level.clone() for name, level in tree.state_dict().items()})
+    assert kept == {
+        name: t.data_ptr() for name, t in vars(tree).items() if isinstance(t, torch.Tensor)
+    }
+
+
 def test_a_tree_has_logarithmic_depth_and_little_more_than_its_leaves() -> None:
     tree = SumTree(2_000_000, CPU)
     nodes = [level.shape[0] for level in tree.levels]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from fleetfoot.replay.sum_tree import SumTree
 
 TREE_ITEMS = 2_000_000
 TREE_BATCH = 512
+TREE_BATCHES = (TREE_BATCH, 2048)
 TREE_ROUNDS = 25
 ALPHA = 0.6
 
@@ -36,10 +38,11 @@ class Contestant(NamedTuple):
 class Errors:
     """Rows and errors for one update after the other, the same for everyone."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, batch_size: int, device: torch.device):
         random = torch.Generator(device).manual_seed(0)
-        self.leaf = torch.randint(TREE_ITEMS, (64, TREE_BATCH), generator=random, device=device)
-        self.error = torch.rand(64, TREE_BATCH, generator=random, device=device)
+        self.batch_size = batch_size
+        self.leaf = torch.randint(TREE_ITEMS, (64, batch_size), generator=random, device=device)
+        self.error = torch.rand(64, batch_size, generator=random, device=device)
         self.everything = torch.rand(TREE_ITEMS, generator=random, device=device)
         self.at = 0
 
@@ -52,13 +55,25 @@ class Errors:
 
 
 def contest(device: torch.device, seconds: float) -> list[dict[str, Any]]:
-    """Items per second in batches of 512 out of two million: given new priorities, drawn, and both in turn.
+    """Items per second in batches out of two million: given new priorities, drawn, and both in turn.
 
-    All take turns, round after round, and the median round counts. `SumTree` is the tree alone; `Proportional` turns
-    errors into priorities and draws into rows and importance weights, as TorchRL's sampler does, which divides weights
-    by the largest of all rows: `largest_weight="buffer"` does that too, the default divides by the largest of a batch.
+    All take turns, round after round, and the median round counts. On a CPU it is one thread, and seconds of its own
+    time, so that others on the machine matter little. `SumTree` is the tree alone; `Proportional` turns errors into
+    priorities and draws into rows and importance weights, as TorchRL's sampler does, which divides weights by the
+    largest of all rows: `largest_weight="buffer"` does that too, the default divides by the largest of a batch.
     """
-    errors = Errors(device)
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        return [row for size in TREE_BATCHES for row in _contest(device, size, seconds)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _contest(device: torch.device, batch_size: int, seconds: float) -> list[dict[str, Any]]:
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    errors = Errors(batch_size, device)
     contestants = [
         _tree(errors, device),
         _proportional(errors, "batch", device),
@@ -74,12 +89,12 @@ def contest(device: torch.device, seconds: float) -> list[dict[str, Any]]:
     for turn in range(TREE_ROUNDS + 1):
         for part in parts:
             for one in contestants:
-                rate = stretch(getattr(one, part), seconds / 12 / TREE_ROUNDS, one.device)
+                rate = stretch(getattr(one, part), seconds / 12 / TREE_ROUNDS, one.device, clock)
                 if turn > 0:  # the first round warms up
-                    took[one.name, part].append(rate * TREE_BATCH)
+                    took[one.name, part].append(rate * batch_size)
     rows = []
     for one in contestants:
-        row: dict[str, Any] = {"priorities": one.name}
+        row: dict[str, Any] = {"priorities": one.name, "batch_size": batch_size}
         for part in parts:
             row[f"{part}s_per_second"] = statistics.median(took[one.name, part])
         if isinstance(theirs, Contestant):
@@ -96,7 +111,7 @@ def _tree(errors: Errors, device: torch.device) -> Contestant:
     random = torch.Generator(device).manual_seed(0)
 
     def sample() -> Tensor:
-        u = torch.rand(TREE_BATCH, generator=random, device=device, dtype=torch.float64)
+        u = torch.rand(errors.batch_size, generator=random, device=device, dtype=torch.float64)
         return tree.draw(u).leaf
 
     return Contestant(
@@ -122,13 +137,13 @@ def _proportional(
     sampler.set_priority(torch.arange(TREE_ITEMS, device=device), errors.everything.double())
 
     def cycle() -> None:
-        drawn = sampler.draw(TREE_BATCH, ring)
+        drawn = sampler.draw(errors.batch_size, ring)
         sampler.reprioritize(ring, ring.row_id(drawn.age, drawn.column), errors.next_error())
 
     return Contestant(
         f"fleetfoot Proportional, {largest}",
         update=lambda: sampler.reprioritize(ring, *errors.next()),
-        sample=lambda: sampler.draw(TREE_BATCH, ring),
+        sample=lambda: sampler.draw(errors.batch_size, ring),
         cycle=cycle,
         device=device,
     )
@@ -142,7 +157,11 @@ def _torchrl(errors: Errors) -> Contestant | dict[str, Any]:
         sampler = torchrl.PrioritizedSampler(TREE_ITEMS, alpha=ALPHA, beta=0.4)
     except Exception as error_found:  # missing, or built for another version of torch
         reason = (str(error_found).strip().splitlines() or [type(error_found).__name__])[0]
-        return {"priorities": name, "note": f"not measured: {reason[:200]}"}
+        return {
+            "priorities": name,
+            "batch_size": errors.batch_size,
+            "note": f"not measured: {reason[:200]}",
+        }
 
     class Items:
         """As much of a storage as the sampler asks for."""
@@ -153,17 +172,17 @@ def _torchrl(errors: Errors) -> Contestant | dict[str, Any]:
             return TREE_ITEMS
 
     items, cpu = Items(), torch.device("cpu")
-    mine = errors if errors.leaf.device == cpu else Errors(cpu)
+    mine = errors if errors.leaf.device == cpu else Errors(errors.batch_size, cpu)
     sampler.update_priority(torch.arange(TREE_ITEMS), mine.everything)
 
     def cycle() -> None:
-        index, _ = sampler.sample(items, TREE_BATCH)
+        index, _ = sampler.sample(items, errors.batch_size)
         sampler.update_priority(index, mine.next_error())
 
     return Contestant(
         name,
         update=lambda: sampler.update_priority(*mine.next()),
-        sample=lambda: sampler.sample(items, TREE_BATCH),
+        sample=lambda: sampler.sample(items, errors.batch_size),
         cycle=cycle,
         device=cpu,
     )

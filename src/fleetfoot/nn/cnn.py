@@ -57,11 +57,12 @@ class NatureCNN(Torso):
         self.size = inputs * sides[0] * sides[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        # Channels last takes two thirds of the time on a CPU; the values are the same.
+        # Channels last takes two thirds of the time on a CPU; the values are the same. Bytes are put in that order, and
+        # then widened, in less than half the time of both at once.
         # Under autocast a byte goes straight to what the convolutions want, which has room for all 256 of them.
         kind, dtype = x.device.type, torch.float32
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-        pixels = x.to(dtype, memory_format=torch.channels_last) * (1.0 / 255.0)
+        pixels = torch.stack(x.unbind(1), -1).to(dtype).mul_(1.0 / 255.0).permute(0, 3, 1, 2)
         out: Tensor = self.convolutions(pixels)
         return out.flatten(1)

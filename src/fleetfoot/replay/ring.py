@@ -247,7 +247,8 @@ class Ring:
     def place(self, address: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of what is at an address: the inverse of `address`."""
         line = address // self.columns
-        return (line - self.gone) % self.lines, address - line * self.columns
+        age = (line - self.gone).remainder_(self.lines)
+        return age, torch.add(address, line, alpha=-self.columns)
 
     def exists(self, age: Tensor, column: Tensor) -> Tensor:
         """Is there a row of this age (0 or more), or is it yet to come?"""
@@ -267,7 +268,7 @@ class Ring:
 
     def row_id(self, age: Tensor, column: Tensor) -> Tensor:
         """A number that names a row for ever, also after another has taken its place."""
-        return (self.gone + age) * self.columns + column
+        return torch.add(column, self.gone + age, alpha=self.columns)
 
     def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of rows by their names; the age is below 0 for rows that cannot be read any more."""

@@ -209,13 +209,13 @@ class Proportional:
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # priority, before alpha
         self.eviction = cfg.eviction.build_eviction(rows, ring.columns, leaves, seed + 1, device)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.shares = torch.empty(0, device=device)  # where each of equal shares begins
+        self.shares: dict[int, Tensor] = {}  # by their number: where each of equal shares begins
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
         u = self._uniform(rows)
         leaf, value = self.tree.draw(u)
         smallest = value.amin() if self.smallest is None else self.smallest.total()
-        weight = (value / smallest).pow_(-self.cfg.beta).float()
+        weight = (value / smallest).float().pow_(-self.cfg.beta)
         age, column = ring.place(leaf)
         return Drawn(age, column, weight)
 
@@ -226,9 +226,10 @@ class Proportional:
         """[rows] float64 on [0, 1): independent, or one from each of `rows` equal shares."""
         if not self.cfg.stratified:
             return self._random(rows, 1.0)
-        if len(self.shares) != rows:
-            self.shares = torch.arange(rows, dtype=torch.float64, device=self.device) / rows
-        return self._random(rows, 1 / rows).add_(self.shares)
+        if rows not in self.shares:
+            begins = torch.arange(rows, dtype=torch.float64, device=self.device) / rows
+            self.shares[rows] = begins
+        return self._random(rows, 1 / rows).add_(self.shares[rows])
 
     def _random(self, rows: int, most: float) -> Tensor:
         u = torch.empty(rows, dtype=torch.float64, device=self.device)
@@ -252,11 +253,12 @@ class Proportional:
                 "this agent reports no errors, so its replay cannot be prioritised: "
                 "use --replay.sampler UniformConfig."
             )
-        leaf, alive = ring.find(row_id)
-        alive &= self.tree.get(leaf) > 0
-        priority = self._priority(td_error).mul_(alive)
+        leaf, readable = ring.find(row_id)
+        leaf = torch.where(readable, leaf, self.nowhere)
+        # Nowhere and rows that were given up hold 0, and keep it.
+        priority = self._priority(td_error).mul_(self.tree.get(leaf) > 0)
         torch.maximum(self.largest, priority.amax(), out=self.largest)
-        self.set_priority(*last_wins(torch.where(alive, leaf, self.nowhere), priority))
+        self.set_priority(*last_wins(leaf, priority))
 
     def trim(self, ring: Ring, updates: int) -> None:
         self._clear(self.eviction.updated(ring, updates))
@@ -270,7 +272,7 @@ class Proportional:
         return error.nan_to_num_(nan=0.0, posinf=MOST).add_(LEAST)
 
     def set_priority(self, leaf: Tensor, priority: Tensor) -> None:
-        """float64, before alpha; 0: the row cannot be drawn. Equal leaves must have equal ones."""
+        """float64, before alpha; 0: the row cannot be drawn. For equal leaves see `last_wins`."""
         value = priority.pow(self.cfg.alpha)
         if self.cfg.alpha == 0:
             value *= priority > 0

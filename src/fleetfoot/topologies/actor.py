@@ -96,7 +96,7 @@ class Actor:
             version=version,
             seconds=time.perf_counter() - begin,
             lines=pack_lines(steps, self.spec),
-            td_error=to_arrays(torch.stack(errors)) if errors else None,
+            td_error=to_arrays(torch.stack(errors), copy=False) if errors else None,
         )
         self.sequence += 1
         return block

@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 def pack_lines(steps: Sequence[Transition], spec: EnvSpec) -> dict[str, Any]:
-    """As arrays. The steps must follow from one another."""
+    """As arrays. The steps must follow from one another. Arrays may share memory with them: send them at once."""
     ended = torch.stack([s.terminated | s.truncated for s in steps[:-1]] or [_nothing(steps[0])])
     at = ended.nonzero()  # [K, 2] line, column
     newest = slice(None) if spec.frame_stack == 1 else (slice(None), -1)
@@ -54,7 +54,8 @@ def pack_lines(steps: Sequence[Transition], spec: EnvSpec) -> dict[str, Any]:
                 for name in ("action", "reward", "terminated", "truncated")
             },
             "info": {k: torch.stack([s.info[k] for s in steps]) for k in steps[0].info},
-        }
+        },
+        copy=False,
     )
     return packed
 
