@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fleetfoot.topologies.exchange import Channel
+from fleetfoot.data import Obs, Transition
+from fleetfoot.topologies.exchange import Channel, copied
 from fleetfoot.topologies.split_learners import SETTLED, SplitRun
 
 
@@ -98,3 +99,25 @@ def test_stages_take_turns_until_both_learners_have_compiled() -> None:
     assert most_at_once() == 2
     run.learned_rounds["policy"], run.eager = 0, True
     assert most_at_once() == 2
+
+
+def test_a_copy_has_its_own_memory_and_shares_what_was_shared() -> None:
+    seen, apart = torch.zeros(2, 3), torch.ones(2, 3)
+    flag = torch.zeros(2, dtype=torch.bool)
+    step = Transition(
+        Obs(seen, seen),
+        torch.zeros(2, 1),
+        torch.zeros(2),
+        flag,
+        flag,
+        Obs(apart, seen),
+        {"x": flag},
+    )
+    own = copied(step)
+    assert own.obs.actor is own.obs.critic is own.next_obs.critic
+    assert own.terminated is own.info["x"]
+    assert own.obs.task is None
+    seen.fill_(5)
+    assert float(own.obs.actor.sum()) == 0
+    assert torch.equal(own.next_obs.actor, apart)
+    assert own.next_obs.actor is not apart

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 T = TypeVar("T")
 
@@ -132,6 +133,25 @@ class Channel(Generic[T]):
         self.taken = items
         while self.in_use and self.in_use[0][1].query():  # type: ignore[no-untyped-call]
             self.in_use.popleft()
+
+
+def copied(tree: T) -> T:
+    """The same with tensors of its own; one that is there twice stays one.
+
+    For what a simulator on a GPU hands out: one that records CUDA graphs knows them by the addresses of its memory, so
+    it must get the same memory back before every step, whoever is still busy with the last ones.
+    """
+    known: dict[int, Tensor] = {}
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in known:
+            known[id(leaf)] = leaf.clone()
+        return known[id(leaf)]
+
+    whole: T = tree_map(copy, tree)
+    return whole
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -50,7 +50,7 @@ from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import quick_turns, rollout
 from fleetfoot.speed import RECORDING, resolved
-from fleetfoot.topologies.exchange import Channel, Reader, Versions
+from fleetfoot.topologies.exchange import Channel, Reader, Versions, copied
 from fleetfoot.topologies.halves import (
     critic_weights,
     half_learner,
@@ -132,7 +132,7 @@ def split_learners(run: SplitRun) -> Result:
                 run.refresh_actor()
                 transition = next(vec_steps)
             run.collected(transition)
-            run.collected_rows.put(transition)
+            run.collected_rows.put(copied(transition) if run.device.type == "cuda" else transition)
             gate.finish("actor")
             if cfg.lockstep:
                 run.take_turns()
