@@ -107,8 +107,9 @@ def test_one_update_by_hand() -> None:
         slope = apart.discount * (q[0, :, 0] - q[1, :, 0]).abs() / 2
         gap, slope = (apart.weight / apart.weight.mean() * each for each in (gap, slope))
     assert found["bound/gap"].item() == pytest.approx(gap.mean().item(), rel=1e-4)
+    free = gap + beta * slope  # what targets without pessimism are above predictions
     one, two = slice(0, 3), slice(3, 6)
-    down = -(slope[one].mean() * gap[two].mean() + slope[two].mean() * gap[one].mean())
+    down = slope[one].mean() * free[two].mean() + slope[two].mean() * free[one].mean()
     step = -lr * 0.5 * down.item() / slope.mean().item() ** 2
     assert agent.bound.beta().item() == pytest.approx(beta + step, abs=1e-6)
     torch.testing.assert_close(agent.bound.get_buffer("running_slope"), slope.mean())
@@ -227,7 +228,7 @@ def test_beta_finds_a_planted_overestimation(start: float) -> None:
     then = np.array([draw.choice(6, p=move[i]) for i in at])
     spread = draw.uniform(0.5, 1.5, size=4000)
     next_q = value[then] + 0.7 * spread + draw.normal(0, 0.2, size=4000)
-    bound = LearnedBoundConfig(beta=start)
+    bound = LearnedBoundConfig(beta=start, form="bias")
     agent = make_agent(replace(SMALL, bound=bound, bound_optim=FAST), **FLAT)
     planted(agent)
     columns = (
