@@ -165,10 +165,8 @@ class LearnedBound(Bound):
         gap, slope = gap.detach(), slope.detach()
         mean_gap, mean_slope = (weight * gap).mean(), (weight * slope).mean()
         now = self._now()
-        if self.cfg.form == "unbiased":
-            moving = gap + now * slope
-        else:
-            moving = gap - (now - now.detach()) * slope  # the same numbers, with a gradient
+        change = now if self.cfg.form == "unbiased" else now.detach() - now  # zero, with a gradient
+        moving = gap + change * slope
         if self.cfg.form == "mse":
             loss = 0.5 * (weight * moving.square()).mean()
         else:
