@@ -16,9 +16,9 @@ all six in every update, in this order. Rows that are held out (`replay/held_out
 is clipped double Q-learning.
 
 Why (6). Let U be the error of Q_mean and e(s, a) = Q_mean - y_beta what a prediction is above its target. Then
-U(s, a) = e(s, a) + E [d (U - beta Q_spread)(s', a')], a value with the reward e - d beta Q_spread: it is zero on average
-if E [e] = beta E [d Q_spread] on the rows that the policy meets. On rows that critics learn from, e is zero whatever
-beta is; rows held out show what e is where nobody learned.
+U(s, a) = e(s, a) + E [d (U - beta Q_spread)(s', a')], a value with the reward e - d beta Q_spread. It is zero on
+average if E [e] = beta E [d Q_spread] on the rows that the policy meets. On rows that critics learn from, e is zero
+whatever beta is; rows held out show what e is where nobody learned.
 
 What is the paper's, and what is reconstruction. Only the abstract and the introduction of the paper were at hand, and
 no code. From there: a small buffer of transitions that the critic never learns from, on which pessimism is adjusted all
