@@ -16,6 +16,7 @@ from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DAC, DACConfig
 from fleetfoot.data import Continuous, Discrete, Obs
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.log.sinks import read_lines
 from fleetfoot.nn.controller import ExpConfig
 from fleetfoot.nn.gaussian import Sampled
 from fleetfoot.nn.mlp import MLPConfig
@@ -342,3 +343,51 @@ def test_learns_the_pendulum_and_explores_more_widely_than_its_policy_would(tmp_
     steps.close()
     run.close()
     assert run.best_return >= -200
+
+
+def twenty_thousand_steps(folder: Path, seed: int, *, policy_acts: bool) -> tuple[Tensor, float]:
+    """Two updates per env step; the standard deviation of what the replay holds, and the mean of the last returns. With
+    `policy_acts` nothing differs but who explores: soft actor-critic."""
+    base = recipes.get("dac/pendulum")
+    agent: Any = base.agent
+    # From one renewal to the next the adjusters go as far as 3e-5 takes them in the published 3 * 25,000 updates.
+    adjuster = replace(agent.adjuster_optim, lr=3e-5 * 3 * 25_000 / (2 * agent.renew_every))
+    recipe = replace(
+        base,
+        agent=replace(agent, adjuster_optim=adjuster),
+        pace=replace(base.pace, updates_per_vec_step=2.0 * base.num_envs),
+        evaluation=replace(base.evaluation, every_vec_steps=500, episodes=32),
+        log=replace(base.log, console=False),
+        total_vec_steps=20_000 // base.num_envs,
+        threads=1,
+        seed=seed,
+    )
+    run = Run.build(recipe, folder, None)
+    assert isinstance(run.agent, DAC)
+    if policy_acts:
+        run.agent.behaviour = Sampled(run.agent.gaussian)  # type: ignore[assignment]
+    steps = vec_steps(run, overlap=False)
+    for _ in range(recipe.total_vec_steps):
+        next(steps)
+    steps.close()
+    run.close()
+    rows = run.replay.sample(400_000)  # of 20,000: each some 20 times
+    seen = [
+        line["eval/return"]
+        for line in read_lines(folder / "metrics.jsonl")
+        if "eval/return" in line
+    ]
+    return torch.cat([rows.obs.actor, rows.action], 1).std(0), sum(seen[-4:]) / 4
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_whole_run_covers_more_than_one_in_which_the_policy_explores(
+    seed: int, tmp_path: Path
+) -> None:
+    wide, earned = twenty_thousand_steps(tmp_path / "dac", seed, policy_acts=False)
+    narrow, other = twenty_thousand_steps(tmp_path / "sac", seed, policy_acts=True)
+    assert wide[:3].sum() > narrow[:3].sum()  # what was visited
+    assert wide[3] > 1.05 * narrow[3]  # what was done
+    assert earned >= other - 0.05 * abs(other)

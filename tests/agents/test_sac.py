@@ -231,7 +231,7 @@ def test_crelu_halves_the_units_and_keeps_the_features() -> None:
 def test_gpl_moves_beta_towards_smaller_gaps() -> None:
     cfg = replace(
         SMALL,
-        bound=LearnedBoundConfig(learns_from="batch", beta=0.5, normalize=False),
+        bound=LearnedBoundConfig(learns_from="batch", form="bias", beta=0.5, normalize=False),
         bound_optim=AdamConfig(lr=0.1),
     )
     for shift, sign in ((30.0, 1), (-30.0, -1)):

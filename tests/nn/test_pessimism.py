@@ -80,12 +80,44 @@ def test_beta_finds_the_overestimation_planted_in_a_table(scale: float) -> None:
     gap = torch.tensor(target - q_pi[at], dtype=torch.float32)
     slope = torch.tensor(GAMMA * spread, dtype=torch.float32)
     for start in (-1.0, 3.0):
-        bound = LearnedBoundConfig(beta=start).build(1)
+        bound = LearnedBoundConfig(beta=start, form="bias").build(1)
         assert settle(bound, 500, gap, slope) == pytest.approx(0.7, abs=0.1)
 
 
+def follow(bound: Bound, steps: int, error: float) -> tuple[float, float]:
+    """Critics that follow their targets, one state and reward 0: Q <- y_beta on rows to learn from, and `error` more on
+    rows held out, so the values are true where Q is 0. Returns beta and Q."""
+    step = SGDConfig(lr=0.02).build(bound.parameters(), steps, bound.constrain_)
+    q, spread, noise = 0.0, 1.0, torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        y = GAMMA * (q - float(bound.beta()) * spread)
+        q += 0.2 * (y + error - q)
+        gap = y - q + 0.1 * torch.randn(64, generator=noise)
+        loss, _, mean_slope = bound.loss(gap, torch.full((64,), GAMMA * spread))
+        step(loss)
+        bound.follow_(mean_slope)
+    return float(bound.beta()), q
+
+
+@pytest.mark.parametrize("error", [0.5, 0.0, -0.5])
+@pytest.mark.parametrize("start", [-1.0, 1.0, 3.0])
+def test_where_critics_follow_their_targets_beta_makes_values_true(
+    start: float, error: float
+) -> None:
+    """What rows held out are overrated by, each time, is what pessimism takes away again: from any start beta is
+    error / (gamma spread) and values are right. The forms that trust predictions go the other way, or nowhere."""
+    beta, q = follow(LearnedBoundConfig(beta=start).build(1), 2_000, error)
+    assert beta == pytest.approx(error / GAMMA, abs=0.05)
+    assert q == pytest.approx(0.0, abs=0.1)
+    beta, _ = follow(LearnedBoundConfig(beta=start, form="bias").build(1), 2_000, error)
+    if error != 0.0:
+        assert beta == (-2.0 if error > 0 else 5.0)
+    else:
+        assert abs(beta - start) < 1.5
+
+
 def test_the_bias_form_is_the_square_of_the_mean_and_its_gradient_is_unbiased() -> None:
-    bound = LearnedBoundConfig(normalize=False).build(1)
+    bound = LearnedBoundConfig(normalize=False, form="bias").build(1)
     gap, slope = torch.tensor([1.0, 3.0, -2.0, 6.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     loss, mean_gap, mean_slope = bound.loss(gap, slope)
     assert loss.item() == pytest.approx(0.5 * 2.0 * 2.0)
@@ -97,6 +129,12 @@ def test_the_bias_form_is_the_square_of_the_mean_and_its_gradient_is_unbiased() 
     assert loss.item() == pytest.approx(0.5 * (1 + 9 + 4 + 36) / 4)
     (gradient,) = torch.autograd.grad(loss, list(mse.parameters()))
     assert gradient.item() == pytest.approx(-(1 + 6 - 6 + 24) / 4)
+    unbiased = LearnedBoundConfig(normalize=False, beta=2.0).build(1)
+    loss, _, _ = unbiased.loss(gap, slope)
+    one, two = 2.0 + 2.0 * 1.5, 2.0 + 2.0 * 3.5  # of either half
+    assert loss.item() == pytest.approx(0.5 * one * two)
+    (gradient,) = torch.autograd.grad(loss, list(unbiased.parameters()))
+    assert gradient.item() == pytest.approx(0.5 * (1.5 * two + 3.5 * one))
 
 
 def test_the_normalised_loss_does_not_know_the_scale_of_rewards() -> None:
@@ -115,7 +153,7 @@ def test_the_normalised_loss_does_not_know_the_scale_of_rewards() -> None:
 
 def drift(optim: SGDConfig | AdamConfig, updates: int, gap: float, *, wait: int = 0) -> float:
     """How far beta goes if it cannot close the gap, `gap` spreads on average; no rows for the first `wait` updates."""
-    bound = LearnedBoundConfig().build(1)
+    bound = LearnedBoundConfig(form="bias").build(1)
     step = optim.build(bound.parameters(), updates, bound.constrain_)
     noise = torch.Generator().manual_seed(0)
     for update in range(wait + updates):
@@ -142,7 +180,7 @@ def test_a_wait_without_rows_does_not_make_the_first_steps_longer() -> None:
 
 
 def test_beta_stays_in_its_range_and_nothing_else_learns() -> None:
-    bound = LearnedBoundConfig().build(1)
+    bound = LearnedBoundConfig(form="bias").build(1)
     assert settle(bound, 500, torch.full((10,), 100.0), torch.full((10,), 1e-8)) == 5.0
     q = torch.randn(2, 8, requires_grad=True)
     loss, _, _ = bound.loss(q.sum(0), bound.spread(q))

@@ -128,6 +128,29 @@ def test_the_share_is_kept_and_does_not_depend_on_draws() -> None:
     assert counts[0] / 2000 == pytest.approx(1 / 4, abs=0.06)
 
 
+@pytest.mark.parametrize("by", ["episode", "transition"])
+@pytest.mark.parametrize("share", [1 / 16, 0.3])
+@pytest.mark.parametrize("envs", [1, 10, 16])
+def test_no_run_waits_long_for_rows_held_out(envs: int, share: float, by: By) -> None:
+    """Of the first k episodes (or rows) k * share are held out, give or take one, whatever the seed; the second is."""
+    for seed in range(5):
+        replay = make(400, envs, by=by, share=share, seed=seed)
+        diary, stream = Diary(replay), Stream(make_spec(envs), seed, 0.2)
+        begun = held = 0
+        for row in range(200):
+            diary.append(stream.step())
+            for column in range(envs):
+                if by == "transition" or row == 0 or diary.ended[row - 1][column]:
+                    begun += 1
+                    held += diary.held[row][column]
+            assert abs(held - begun * share) <= 1.0
+            assert held >= (begun >= 2)
+        whose = torch.tensor(diary.held).float().mean(0)
+        assert (
+            by == "episode" or envs == 1 or (whose - share).abs().max() < 0.15
+        )  # nobody's in particular
+
+
 def test_a_cut_ends_an_episode_here_too() -> None:
     """Without ends all rows follow their first; after a cut membership is decided anew."""
     replay = make(50, 40, share=0.5)

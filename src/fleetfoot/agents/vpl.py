@@ -9,23 +9,29 @@ folded reward and discount, alpha the temperature, Q_mean and Q_spread the mean 
     (4)  policy loss = mean_batch [alpha log pi(a|s) - (Q_mean - beta' Q_spread)(s, a)],   a ~ policy(s),
          beta' = beta, or `policy_beta`
     (5)  temperature loss = alpha (H - H*),   H = -mean_batch log pi(a|s),   H* = target_entropy_per_action * A
-    (6)  beta loss = 1/2 (mean_held_out [y_beta - Q_mean(s, a)])^2 / (running mean of d Q_spread)^2, in which beta alone
-         is a variable: targets above what held-out rows are predicted to be worth raise beta, targets below lower it
+    (6)  beta loss = 1/2 (mean_held_out [gap + beta d Q_spread])^2 / (running mean of d Q_spread)^2, with the constant
+         gap = y_beta - Q_mean(s, a): beta goes to -gap / (d Q_spread), what held-out rows are overrated by, in spreads
 
 all six in every update, in this order. Rows that are held out (`replay/held_out.py`) serve (6) and nothing else. beta 1
 is clipped double Q-learning.
+
+Why (6). Let U be the error of Q_mean and e(s, a) = Q_mean - y_beta what a prediction is above its target. Then
+U(s, a) = e(s, a) + E [d (U - beta Q_spread)(s', a')], a value with the reward e - d beta Q_spread. It is zero on
+average if E [e] = beta E [d Q_spread] on the rows that the policy meets. On rows that critics learn from, e is zero
+whatever beta is; rows held out show what e is where nobody learned.
 
 What is the paper's, and what is reconstruction. Only the abstract and the introduction of the paper were at hand, and
 no code. From there: a small buffer of transitions that the critic never learns from, on which pessimism is adjusted all
 the time, so that the error of the critic's targets becomes small. Everything else is ours:
 
-    [1] (6), its two forms (`bound.form`: bias, mse), its normalisation, the free or softplus beta and its range.
-    [2] Q_mean(s, a) of the critics themselves, against y of the target critics. The bias form multiplies the means of
-        two halves of the held-out rows, since the square of one mean is too large by its variance.
+    [1] (6), its derivation, two other forms of it (`bound.form`: bias, mse), its normalisation, the free or softplus
+        beta and its range.
+    [2] Q_mean(s, a) of the critics themselves, against y of the target critics. (6) multiplies the means of two halves
+        of the held-out rows, since the square of one mean is too large by its variance.
     [3] The share of 1/16 and its choice by whole episodes.
-    [4] Plain gradient steps for beta, so that it moves by lr * gap / (running mean of d Q_spread). Adam would undo the
-        normalisation: it moves beta at full speed however small the gap, and after updates without held-out rows up to
-        16 times faster than that.
+    [4] Plain gradient steps for beta, so that it moves by lr times its distance from where (6) leads: a running mean
+        over 1 / lr updates. Adam would undo the normalisation: it moves beta at full speed however small that distance,
+        and after updates without held-out rows up to 16 times faster than that.
     [5] Resets return to the same initial weights and the first beta; the replay keeps all rows in their sets.
 """
 

@@ -5,9 +5,9 @@ q [E, B] are the values of E critics. The spread is their mean distance to their
 beta comes from:
 
     FixedBound      a number
-    LearnedBound    the gap between targets and predictions, brought to zero: on the rows the critics learn from (dual
-                    TD-learning, GPL: Cetin & Celiktutan, arXiv 2110.03375) or on rows held out from them (VPL: Nauman
-                    et al., arXiv 2403.01014)
+    LearnedBound    the gap between targets and predictions: on the rows the critics learn from (dual TD-learning, GPL:
+                    Cetin & Celiktutan, arXiv 2110.03375) or on rows held out from them (VPL: Nauman et al., arXiv
+                    2403.01014)
     BanditBound     a two-armed bandit that is paid in returns of training episodes (TOP: Moskovitz et al., arXiv
                     2102.03765)
 
@@ -92,14 +92,15 @@ class FixedBound(Bound):
 
 @part
 class LearnedBoundConfig:
-    """Beta goes where targets and predictions agree: up where targets are higher, down where they are lower."""
+    """Beta goes where targets and predictions agree."""
 
     beta: float = 1.0
     """At the start."""
     learns_from: Literal["batch", "held_out"] = "held_out"
     """Rows the critics learn from (GPL), or rows they never see (VPL)."""
-    form: Literal["bias", "mse"] = "bias"
-    """bias: half the square of the mean gap; mse: half the mean of its square, which noise in rewards drives too."""
+    form: Literal["unbiased", "bias", "mse"] = "unbiased"
+    """unbiased: what the critics overrate rows by, in spreads; bias: half the square of the mean gap, as if predictions
+    were true and targets wrong; mse: half the mean of its square, which noise in rewards drives too."""
     normalize: bool = True
     """Divide the gap by a running mean of the slope, so that the loss does not depend on the scale of rewards."""
     kind: Literal["free", "softplus"] = "free"
@@ -118,10 +119,18 @@ class LearnedBoundConfig:
 
 
 class LearnedBound(Bound):
-    """Its loss is L = 1/2 mean[gap]^2 (bias) or 1/2 mean[gap^2] (mse), over (slope's running mean + 1e-6)^2.
+    """Its loss is, over (slope's running mean + 1e-6)^2:
 
-    The square of a mean over few rows is too large by the variance of that mean. The bias form is therefore the product
-    of the means of two independent halves of the rows, which is right on average; so is its gradient, -slope * gap, one
+        unbiased   1/2 mean[gap + beta * slope]^2: the gap to targets without pessimism. Its minimum is -gap / slope
+        bias       1/2 mean[gap]^2, where beta lowers the target of each row by beta * slope
+        mse        1/2 mean[gap^2], likewise
+
+    In the first form the gap is a constant, because critics follow their targets: a larger beta lowers both, and on
+    rows they learn from the gap stays near zero. In the other two the predictions are constants and the gap falls with
+    beta, so that beta sums up gaps until they vanish.
+
+    The square of a mean over few rows is too large by the variance of that mean. The first two forms are therefore the
+    product of the means of two independent halves of the rows, which is right on average; so is its gradient, one
     factor from each half.
     """
 
@@ -156,13 +165,14 @@ class LearnedBound(Bound):
         gap, slope = gap.detach(), slope.detach()
         mean_gap, mean_slope = (weight * gap).mean(), (weight * slope).mean()
         now = self._now()
-        moving = gap - (now - now.detach()) * slope  # the same numbers, with a gradient
-        if self.cfg.form == "bias":
+        change = now if self.cfg.form == "unbiased" else now.detach() - now  # zero, with a gradient
+        moving = gap + change * slope
+        if self.cfg.form == "mse":
+            loss = 0.5 * (weight * moving.square()).mean()
+        else:
             half = len(gap) // 2
             moving = weight * moving
             loss = 0.5 * moving[:half].mean() * moving[half:].mean()
-        else:
-            loss = 0.5 * (weight * moving.square()).mean()
         if self.cfg.normalize:
             seen = self.running_slope
             loss = loss / (torch.where(seen > 0, seen, mean_slope) + self.EPS).square()

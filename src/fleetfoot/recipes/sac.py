@@ -34,7 +34,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 CRITIC: dict[str, BoundConfig] = {
     "none": FixedBoundConfig(beta=0.0),
     "cdql": FixedBoundConfig(beta=1.0),
-    "gpl": LearnedBoundConfig(learns_from="batch", beta=0.5, normalize=False),
+    "gpl": LearnedBoundConfig(learns_from="batch", form="bias", beta=0.5, normalize=False),
     "top": BanditBoundConfig(),
 }
 NETWORK = ("none", "ln", "sn", "wd")

@@ -1,6 +1,8 @@
 """Rows that nobody learns from: a share of the replay, held out for as long as its rows live.
 
 Whether a row is held out is decided once, when it is appended: by whole episodes, at their first row, or row by row.
+Held out are the second and every 1 / share-th from there, counted in a random order among those that begin at once: the
+share is exact, and nobody waits for a lucky draw (with 1/16 and a coin for each, one run in 40 has none among 58).
 Both sets keep the addresses of their rows in the order they came. Rows leave the ring in that order too, so each set
 is a ring of addresses from `gone` to `written`, and one random number names one of its rows, all equally likely and
 without a second try. Counters and addresses stay on the device: neither `appended` nor a draw waits for it.
@@ -81,6 +83,7 @@ class HeldOutUniform:
         self.generator = torch.Generator(device).manual_seed(seed)
         # Who is held out does not depend on how often anything is drawn.
         self.membership = torch.Generator(device).manual_seed(seed + 1)
+        self.begun = torch.zeros((), dtype=torch.int64, device=device)  # episodes, or rows
 
     def draw(self, rows: int, ring: Ring) -> Drawn:
         # float64: float32 has too few steps to reach every row of a large ring.
@@ -109,11 +112,15 @@ class HeldOutUniform:
         newest, before = ring.line(age), ring.line(age - 1)
         written = ring.written - ring.size + age + 1  # lines so far
         u = torch.rand(ring.width, generator=self.membership, device=self.device)
-        chosen = u < self.cfg.share
+        begins = torch.ones_like(u, dtype=torch.bool)
         if written == 1:
-            chosen[0] = False  # there must be something to learn from
+            u[0] = -1.0  # the very first: there must be something to learn from
         elif self.cfg.by == "episode":
-            chosen = torch.where(ring.ends[before] > 0, chosen, self.held[before])
+            begins = ring.ends[before] > 0
+        number = self.begun + torch.where(begins, u, 2.0).argsort().argsort()  # the order is random
+        self.begun += begins.sum()
+        chosen = (number > 0) & (self._quota(number) > self._quota(number - 1))
+        chosen = torch.where(begins, chosen, self.held[before])
         self.held[newest] = chosen
         self.training.add(newest, ~chosen)
         self.held_out.add(newest, chosen)
@@ -121,6 +128,10 @@ class HeldOutUniform:
             lost = self.held[ring.line(age - ring.rows)].sum()
             self.held_out.gone += lost
             self.training.gone += ring.width - lost
+
+    def _quota(self, number: Tensor) -> Tensor:
+        """How many are held out up to the one of this number (from 0), less one."""
+        return ((number - 1).double() * self.cfg.share).floor()
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
         """There are no priorities."""
@@ -136,6 +147,7 @@ class HeldOutUniform:
         return {
             "generator": generator_state(self.generator),
             "membership": generator_state(self.membership),
+            "begun": self.begun,
             "held": self.held,
             "training": self.training.tensors(),
             "held_out": self.held_out.tensors(),
@@ -144,6 +156,7 @@ class HeldOutUniform:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore_generator(self.generator, state["generator"])
         restore_generator(self.membership, state["membership"])
+        self.begun.copy_(state["begun"])
         self.held.copy_(state["held"])
         for name, addresses in (("training", self.training), ("held_out", self.held_out)):
             for key, tensor in addresses.tensors().items():
