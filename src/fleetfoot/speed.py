@@ -87,8 +87,9 @@ def updater(
         for name in agent.losses:
             setattr(agent, name, Compiled(getattr(agent, name), name))
     update: Callable[[Any], Learned] = getattr(agent, half)
-    if device.type == "cuda":  # of the process, so an earlier run's choice must not stay
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    # Of the process, so an earlier run's choice must not stay. On a CPU "high" may mean fewer bits, too.
+    tf32 = precision == "tf32" and device.type == "cuda"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if precision != "bf16":
         return update
 
