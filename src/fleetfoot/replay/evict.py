@@ -26,7 +26,7 @@ class Eviction(Protocol):
     """Says which leaves (addresses of the ring) become unreadable; the sampler clears them and tells it so."""
 
     def changed(self, leaf: Tensor, priority: Tensor) -> None:
-        """Priorities have changed; 0 stands for a row that cannot be drawn any more. Of equal leaves the last counts."""
+        """Priorities have changed; 0: the row cannot be drawn any more. Of equal leaves the last counts."""
         ...
 
     def appended(self, ring: Ring, lines: int) -> Tensor | None:
