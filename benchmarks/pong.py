@@ -74,9 +74,11 @@ def one(recipe: Recipe, runs: Path, seconds: float, until: float) -> dict[str, A
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    done = train(recipe, folder)
-    over.set()
-    watcher.join()
+    try:
+        done = train(recipe, folder)
+    finally:
+        over.set()
+        watcher.join()
     wall = time.perf_counter() - start
     points = [
         {

@@ -338,6 +338,16 @@ def test_bf16_is_autocast_around_an_update_and_nowhere_else() -> None:
     assert same is update
 
 
+def test_the_precision_of_a_run_before_does_not_stay() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        updater(SimpleNamespace(update=None), precision="tf32", mode="eager", device=CPU)  # type: ignore[arg-type]
+        assert torch.get_float32_matmul_precision() == "highest", "a CPU knows no tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
 

@@ -243,9 +243,8 @@ class LocalStepper:
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """The gradient of `loss`, one tensor per parameter and in their order. Changes nothing."""
-        whole = (
-            loss if self.seeds is None else loss.sum()
-        )  # no seed's loss depends on another's weights
+        # No seed's loss depends on another's weights.
+        whole = loss if self.seeds is None else loss.sum()
         return list(torch.autograd.grad(whole, self.parameters))
 
     def apply(self, gradients: list[Tensor]) -> Tensor:

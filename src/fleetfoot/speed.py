@@ -32,6 +32,7 @@ Mode = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["float32", "tf32", "bf16"]
 Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
+Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
 MOST_PATTERNS = 16  # each holds memory of its own
@@ -57,14 +58,15 @@ def learner(
     split = split or TimeSplit(device)
     update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     mode = resolved(mode, device)
+    gather: Gather = replay.gather
     if mode != "eager":
-        setattr(replay, "gather", Compiled(replay.gather, "replay.gather"))  # noqa: B010
+        gather = Compiled(replay.gather, "replay.gather")
     if mode == "captured":
         reason = why_not_captured(agent, replay, device, world)
         if reason is None:
-            return CapturedLearner(agent, replay, rows, update, split)
+            return CapturedLearner(agent, replay, rows, update, gather, split)
         _notice(f"the learner runs without CUDA graphs: {reason}.")
-    return EagerLearner(agent, replay, rows, update, split)
+    return EagerLearner(agent, replay, rows, update, gather, split)
 
 
 def resolved(mode: Mode, device: torch.device) -> Mode:
@@ -87,8 +89,9 @@ def updater(
         for name in agent.losses:
             setattr(agent, name, Compiled(getattr(agent, name), name))
     update: Callable[[Any], Learned] = getattr(agent, half)
-    if device.type == "cuda":  # of the process, so an earlier run's choice must not stay
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    # Of the process, so an earlier run's choice must not stay. On a CPU "high" may mean fewer bits, too.
+    tf32 = precision == "tf32" and device.type == "cuda"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if precision != "bf16":
         return update
 
@@ -122,18 +125,20 @@ class EagerLearner:
         replay: Replay | Observations,
         rows: int,
         update: Callable[[Any], Learned],
+        gather: Gather,
         split: TimeSplit,
     ):
         self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
-        self.split = split
+        self.gather, self.split = gather, split
         self.found: Metrics = {}
         self.seen: dict[Pattern, int] = {}  # how often each pattern of updates has been made
 
     @property
     def mode(self) -> Mode:
         """How updates are executed by now."""
-        gather: Any = self.replay.gather
-        compiled = isinstance(gather, Compiled) and gather.function is not gather.eager
+        compiled = (
+            isinstance(self.gather, Compiled) and self.gather.function is not self.gather.eager
+        )
         return "compiled" if compiled else "eager"
 
     def ready(self, count: int) -> bool:
@@ -172,7 +177,9 @@ class EagerLearner:
         return means(found)
 
     def sample(self) -> Batch | Obs:
-        return self.replay.sample(self.rows)
+        if isinstance(self.replay, PrefetchedReplay):
+            return self.replay.sample(self.rows)
+        return self.gather(*self.replay.draw(self.rows))
 
     def learn(self, batch: Batch | Obs) -> Metrics:
         """One update, and what the replay is told of it."""
@@ -202,9 +209,10 @@ class CapturedLearner(EagerLearner):
         replay: Replay | Observations,
         rows: int,
         update: Callable[[Any], Learned],
+        gather: Gather,
         split: TimeSplit,
     ):
-        super().__init__(agent, replay, rows, update, split)
+        super().__init__(agent, replay, rows, update, gather, split)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False

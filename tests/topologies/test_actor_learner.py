@@ -35,6 +35,7 @@ from fleetfoot.topologies import actor_learner as actor_learner_module
 from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.cluster import RayConfig, cluster, died, load_ray, one_line, remote
+from fleetfoot.topologies.fleet_run import BURST
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.crashing import BadExamConfig, CrashingConfig
 from topologies.losing import assert_counters_add_up, lines, when
@@ -352,6 +353,87 @@ def test_a_free_learner_shares_its_time_by_what_the_device_takes(
     monkeypatch.setattr(actor_learner_module, "learner", lambda *args, **kwargs: Learner())
     actor_learner_module.actor_learner(cast(Any, run), lambda: False)
     assert set(taken[1:-1]) == {4}, "3 + 3 + 3 seconds are below 10, another 3 are not"
+
+
+def test_nothing_touches_agent_or_replay_while_a_free_learner_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also not the loss of an actor, of which the learner hears when it looks for blocks."""
+    under_way, done = False, list[str]()
+
+    def alone(name: str) -> Any:
+        def do(*args: Any, **kwargs: Any) -> None:
+            assert not under_way, name
+            done.append(name)
+
+        return do
+
+    class Fleet:
+        def __init__(self) -> None:
+            self.launched: Any = alone("launched")
+
+        def ask(self) -> None: ...
+
+        def blocks(self, most: int, timeout: float, ask: bool) -> Iterator[Any]:
+            self.launched(0)
+            yield SimpleNamespace(td_error=None, lines=[], actor=0)
+
+    class Learner:
+        def ready(self, count: int) -> bool:
+            return True
+
+        def start(self, count: int) -> None:
+            nonlocal under_way
+            under_way = True
+
+        def busy(self) -> bool:
+            return under_way
+
+        def join(self) -> dict[str, Any]:
+            nonlocal under_way
+            under_way = False
+            return {}
+
+    def learned(metrics: Any) -> None:
+        run.updates, run.owed = run.updates + run.owed, 0
+
+    def nothing(*args: Any) -> None: ...
+
+    recipe = SimpleNamespace(
+        precision="float32",
+        execution="eager",
+        batch_size=4,
+        total_vec_steps=3,
+        pace=SimpleNamespace(warmup_vec_steps=0),
+    )
+    changes = ("cut", "bookkeep", "publish", "take_evaluation", "result")
+    run = SimpleNamespace(
+        **{name: alone(name) for name in changes},
+        recipe=recipe,
+        agent=SimpleNamespace(observe=alone("observe")),
+        replay=SimpleNamespace(append_lines=alone("append_lines")),
+        fleet=Fleet(),
+        cfg=ActorLearnerConfig(free=True, actors=1, publish_every_vec_steps=1),
+        device=torch.device("cpu"),
+        split=None,
+        spec=None,
+        pace=SimpleNamespace(held_vec_steps=0, owed=nothing),
+        lead=SimpleNamespace(allows=lambda rows: True, spend=nothing),
+        vec_steps=0,
+        updates=0,
+        learned_rows=0,
+        owed=0,
+        published_at=0,
+        collected=lambda steps, actor: 1,
+        learned=learned,
+        wait=nothing,
+        note=nothing,
+    )
+    monkeypatch.setattr(actor_learner_module, "unpack_lines", lambda *block: ["a line"])
+    monkeypatch.setattr(actor_learner_module, "learner", lambda *args, **kwargs: Learner())
+    actor_learner_module.actor_learner(cast(Any, run), lambda: False)
+    assert {*changes, "observe", "append_lines"} == {*done}
+    assert (run.updates, run.learned_rows) == (3 * BURST, 3 * BURST * 4)
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

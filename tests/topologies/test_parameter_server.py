@@ -26,7 +26,9 @@ from fleetfoot.optim import AdaGradConfig, AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
 from fleetfoot.topologies.bundle import (
     Bundle,
     Outliers,
@@ -109,9 +111,23 @@ class Delayed(Server):
         return len(self.waiting) > self.updates and super().push(*self.waiting.pop(0))
 
 
-@pytest.mark.parametrize("optim", [AdaGradConfig(max_grad_norm=0.5), AdamConfig(lr=1e-3)])
-def test_one_bundle_equals_the_serial_loop_bit_for_bit(optim: Any, tmp_path: Path) -> None:
+# Trimmed between two updates of a vec step, if it were done after each.
+PRIORITISED = ProportionalConfig(eviction=FifoConfig(every_updates=3, slack=0.5))
+
+
+@pytest.mark.parametrize(
+    ("optim", "sampler"),
+    [
+        (AdaGradConfig(max_grad_norm=0.5), UniformConfig()),
+        (AdamConfig(lr=1e-3), UniformConfig()),
+        (AdamConfig(lr=1e-3), PRIORITISED),
+    ],
+)
+def test_one_bundle_equals_the_serial_loop_bit_for_bit(
+    optim: Any, sampler: Any, tmp_path: Path
+) -> None:
     recipe = small()
+    recipe = replace(recipe, replay=replace(recipe.replay, sampler=sampler))
     agent: Any = recipe.agent
     recipe = replace(recipe, agent=replace(agent, critic_optim=optim))
     train(replace(recipe, topology=SynchronousConfig()), tmp_path / "serial")

@@ -6,10 +6,9 @@ one, and the topmost steps, where at most `TOP` nodes are left, are one search a
 whose running sums are kept. Two million leaves then take three steps, each a few operations on all
 items together: for batches of some hundred items an operation costs little more than its call, and
 what is left is the wait for memory that no cache holds, so few operations and short rows are what
-makes it fast. A node is
-always computed anew from all its children, never incremented, so nothing drifts however often
-leaves change. All of it stays on the device, in memory that is never replaced; nothing here waits
-for data.
+makes it fast. A node is always computed anew from all its children, never incremented, so nothing
+drifts however often leaves change. All of it stays on the device, in memory that is never replaced;
+nothing here waits for data.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ class ActorLearnerConfig:
     max_reuse: float = 32.0
     """free: rows learned from per row received, at most. A learner that has had its share waits for actors."""
     prefetch: int = 0
-    """Batches drawn ahead by a thread while the learner works on the present one; 0: none, as always in lockstep."""
+    """Batches drawn ahead by a thread while the learner works on the present one; 0: none, as always in lockstep. On a
+    GPU the learner then runs without CUDA graphs."""
     lockstep: bool = False
     """One actor and the learner take turns: the same weights as `synchronous`, for tests."""
     ray: RayConfig = RayConfig()
@@ -192,9 +193,14 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
         run.learned_rows += run.owed * recipe.batch_size
         run.learned(updates.join() if run.owed else {})
 
+    def cut(actor: int) -> None:
+        settle()  # updates on a GPU read the rows that this changes
+        run.cut(actor)
+
     def over() -> bool:
         return run.vec_steps >= recipe.total_vec_steps or asked()
 
+    fleet.launched = cut
     run.publish()
     fleet.ask()
     while not over():

@@ -317,13 +317,14 @@ class Bundle:
         self.sums.add(seen | {"env/reward": fresh.reward, **fresh.info})
 
     def learn(self) -> None:
-        for _ in range(self.pace.owed()):
+        owed = self.pace.owed()
+        for _ in range(owed):
             self.replica.pull()  # after acting and before the gradient
             batch = self.replay.sample(self.recipe.batch_size)
             learned = self.update(batch)
             self.replay.reprioritize(batch.row_id, learned.td_error)
-            self.replay.trim(1)
             self.sums.add(learned.metrics)
+        self.replay.trim(owed)
 
     def succeed(self, habits: dict[str, Any]) -> None:
         """Take the place of a bundle that was lost: go on exploring where it was, and fill the replay first."""

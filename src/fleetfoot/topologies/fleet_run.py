@@ -100,7 +100,6 @@ class FleetRun(Learning):
                 most_at_once=BURST * recipe.batch_size,
             ),
         )
-        fleet.launched = run.cut
         if state is not None:
             run.load_state_dict(state)
         resumed = run.counters() if state is not None else Counters() if again else None
