@@ -45,7 +45,7 @@ def test_the_learner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     body = measured(capsys, "learner", *options.split(), "--check", "--device", "cpu")
     assert body["arguments"]["updates"] == 4
     checks = body["result"]["same_weights"]
-    assert [check["precision"] for check in checks] == ["float32", "bf16"]
+    assert [check["precision"] for check in checks] == ["float32", "tf32", "bf16"]
     for check in checks:
         assert check["compared"] == "compiled with eager"
         assert check["ratio"] <= check["allowed"] < 1
