@@ -399,7 +399,7 @@ def test_bench_measures_all_four() -> None:
 def test_picture_shows_the_robot_and_follows_it() -> None:
     try:
         render.backend()
-    except UserError as error:
+    except UserError as error:  # this machine has no OpenGL of any kind
         pytest.skip(str(error))
     env = make("HalfCheetah-v5", 2, render_width=160, render_height=120)
     env.reset()

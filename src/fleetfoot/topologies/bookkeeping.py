@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,10 @@ class Bookkeeping:
     saved_at: tuple[int, int] = (-1, -1)
     compile_seconds: float = 0.0  # so far, since the process began
 
-    def open_log(self, *, resumed: bool) -> Log:
-        """The log in the run's folder, at the counts as they are now."""
-        return self.recipe.log.build(
+    def open_log(self, *, resumed: bool, console: bool = True) -> Log:
+        """The log in the run's folder, at the counts as they are now. `console`: False where another process prints."""
+        cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
+        return cfg.build(
             self.folder,
             total_vec_steps=self.recipe.total_vec_steps,
             recipe_json=to_json(self.recipe),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import EnvSpec, Transition
-from fleetfoot.log import Counters, EpisodeStats, Log
+from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.pace import Lead
-from fleetfoot.part import UserError, to_json
+from fleetfoot.part import UserError
 from fleetfoot.recipe import usable_cores
 from fleetfoot.topologies.actor_fleet import ActorFleet
 from fleetfoot.topologies.block import Block
@@ -102,14 +102,7 @@ class FleetRun(Learning):
         )
         if state is not None:
             run.load_state_dict(state)
-        resumed = run.counters() if state is not None else Counters() if again else None
-        log = replace(recipe.log, console=False).build(
-            folder,
-            total_vec_steps=recipe.total_vec_steps,
-            recipe_json=to_json(recipe),
-            resumed=resumed,
-            best=None if run.best_return != run.best_return else run.best_return,
-        )
+        log = run.open_log(resumed=state is not None or again, console=False)
         run.log = Log([*log.sinks, news], every_vec_steps=log.every_vec_steps)
         run.rate_since = (run.clock.seconds(), 0, 0)
         return run
