@@ -7,7 +7,7 @@ whose columns belong to one seed after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import Uniform, UniformConfig
 from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform, of_seed
-from fleetfoot.speed import learner
+from fleetfoot.speed import Compiled, learner, resolved
 from fleetfoot.stack import stack
 from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.run import Run
@@ -129,6 +129,10 @@ class Together:
         self.explorers = [cast(AsSampled, run.explorer) for run in runs]  # `check` has seen to it
         whole = self.recipe.build_agent(self.first.env.spec, self.device)
         self.agent = stack(whole, [run.agent for run in runs])
+        self.behaviour: Callable[[Obs, Tensor], Tensor] = self.agent.behaviour
+        if resolved(self.recipe.execution, self.device) != "eager":
+            # `vmap` alone costs more than so small a network.
+            self.behaviour = Compiled(self.agent.behaviour, "acting")
 
     def train(self) -> list[Result]:
         total = self.recipe.total_vec_steps
@@ -142,6 +146,7 @@ class Together:
             split=self.first.split,
         )
         obs = self.env.join([run.obs for run in self.runs])
+        self.compile(obs)
         with Interrupt() as interrupt:
             while self.first.vec_steps < total and not interrupt.stops(self.first.vec_steps):
                 obs = self.collect(obs)
@@ -155,6 +160,13 @@ class Together:
                 for run in self.runs:
                     run.interrupted()
         return [run.result(finished=self.first.vec_steps >= total) for run in self.runs]
+
+    @torch.no_grad()
+    def compile(self, obs: Obs) -> None:
+        if isinstance(self.behaviour, Compiled):
+            with self.first.compiling():
+                shape = len(self.runs), *self.explorers[0].random.shape
+                self.behaviour(self.apart(obs), torch.zeros(shape, device=self.device))
 
     def collect(self, obs: Obs) -> Obs:
         """One vec step of all seeds; returns what to act on next."""
@@ -180,7 +192,7 @@ class Together:
         if at_start[0]:
             return torch.cat([each.uniform() for each in random])
         noise = torch.stack([each.normal() for each in random])
-        action: Tensor = self.agent.behaviour(self.apart(obs), noise)
+        action = self.behaviour(self.apart(obs), noise)
         return action.float().clamp_(-1.0, 1.0).flatten(0, 1)
 
     def apart(self, obs: Obs) -> Obs:
