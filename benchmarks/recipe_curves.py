@@ -4,7 +4,8 @@ python benchmarks/recipe_curves.py fast_td3/halfcheetah --seeds 0 1 2
 
 Runs lie in runs/curves/; one that is there already is read, not trained again. One that was trained on another machine
 is read with `--made-with`, a JSON file that says what it was made with. `--published MINUTES:RETURN ...` draws what
-others have published beside it.
+others have published beside it, over steps with `--over steps` and STEPS:RETURN. Of a set of tasks each has its line;
+what is published of one is TASK=STEPS:RETURN.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="PNG to draw (needs matplotlib)")
     parser.add_argument("--made-with", type=Path, help="provenance of runs made elsewhere (JSON)")
     parser.add_argument("--published", nargs="+", default=[], metavar="MINUTES:RETURN")
+    parser.add_argument("--over", choices=["minutes", "steps"], default="minutes")
     parser.add_argument("--published-label", default="published")
     args = parser.parse_args()
     recipe = recipes.get(args.recipe)
@@ -76,10 +78,7 @@ def main() -> None:
     print(f"{result['train_seconds_mean']:.0f} s of training each; written to {path}")
     if args.picture is not None:
         if args.published:
-            gpus = about["hardware"]["gpus"]
-            draw_beside(
-                args.recipe, seeds, gpus, args.published, args.published_label, args.picture
-            )
+            draw_beside(args, seeds, about["hardware"]["gpus"])
         else:
             draw(args.recipe, seeds, args.picture)
 
@@ -97,19 +96,22 @@ def times(folder: Path) -> dict[str, Any]:
         "evaluate_seconds": [round(value, 1) for value in seen.pop("evaluate_s", [])],
     }
     split = {name: round(statistics.mean(values), 3) for name, values in seen.items()}
-    spread = [round(line["eval/return_std"], 1) for line in lines if EVAL_RETURN in line]
-    return {"return_std": spread, **apart, "time_split": split}
+    evaluated = [line for line in lines if EVAL_RETURN in line]
+    tasks = [name for name in evaluated[0] if name.startswith(f"{EVAL_RETURN}/")]
+    return {
+        "return_std": [round(line["eval/return_std"], 1) for line in evaluated],
+        **apart,
+        "time_split": split,
+        "tasks": {
+            name.removeprefix(f"{EVAL_RETURN}/"): [round(line[name], 1) for line in evaluated]
+            for name in tasks
+        },
+        "ended": {name: lines[-1][name] for name in ("vec_steps", "updates", "train_seconds")},
+    }
 
 
-def draw_beside(
-    name: str,
-    seeds: list[dict[str, Any]],
-    gpus: list[str],
-    published: list[str],
-    label: str,
-    path: Path,
-) -> None:
-    """Return over minutes of training, ours and what others have published."""
+def draw_beside(args: argparse.Namespace, seeds: list[dict[str, Any]], gpus: list[str]) -> None:
+    """Return over minutes of training or over steps, ours and what others have published."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -117,21 +119,43 @@ def draw_beside(
 
     figure, panel = pyplot.subplots(figsize=(7, 3.6))
     where = f" ({gpus[0]})" if gpus else ""
+    colours: dict[str, Any] = {}
+    highest = 0.0
     for entry in seeds:
-        minutes = [seconds / 60 for seconds in entry["train_seconds"]]
-        panel.plot(minutes, entry["return"], marker="o", ms=4, label=f"seed {entry['seed']}{where}")
-    points = [tuple(map(float, point.split(":"))) for point in published]
-    panel.plot(*zip(*points, strict=True), "s--", color="gray", ms=5, lw=1, label=label)
-    panel.set_xlabel("minutes of training")
+        x = [seconds / 60 for seconds in entry["train_seconds"]]
+        if args.over == "steps":
+            x = [steps / 1_000 for steps in entry["vec_steps"]]
+        lines = {f"{task}, seed {entry['seed']}{where}": y for task, y in entry["tasks"].items()}
+        for label, y in (lines or {f"seed {entry['seed']}{where}": entry["return"]}).items():
+            (line,) = panel.plot(x, y, marker="o", ms=4, label=label)
+            colours[label.split(",")[0]] = line.get_color()
+            highest = max(highest, *y)
+    for task, points in published(args.published, args.over).items():
+        colour = colours.get(task, "gray")
+        label = f"{task}, {args.published_label}" if task else args.published_label
+        panel.plot(*zip(*points, strict=True), "s--", color=colour, ms=5, lw=1, label=label)
+        highest = max(highest, *(y for _, y in points))
+    over_steps = "thousand steps of each environment"
+    panel.set_xlabel("minutes of training" if args.over == "minutes" else over_steps)
     panel.set_ylabel("evaluation return")
     panel.set_xlim(left=0)
-    panel.set_ylim(0, 1.1 * max(*(r for s in seeds for r in s["return"]), *(r for _, r in points)))
+    panel.set_ylim(0, 1.1 * highest)
     panel.grid(alpha=0.3)
-    panel.legend(frameon=False, loc="lower right")
-    figure.suptitle(name)
+    panel.legend(frameon=False, fontsize=8)
+    figure.suptitle(args.recipe)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    args.picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.picture, dpi=130)
+
+
+def published(given: list[str], over: str) -> dict[str, list[tuple[float, float]]]:
+    """Of each task, or of "", the points to draw."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for point in given:
+        task, _, numbers = point.rpartition("=")
+        x, y = map(float, numbers.split(":"))
+        found.setdefault(task, []).append((x / 1_000 if over == "steps" else x, y))
+    return found
 
 
 def draw(name: str, seeds: list[dict[str, Any]], path: Path) -> None:
