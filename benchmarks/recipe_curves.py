@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot import recipes, train
-from fleetfoot.api import read_recipe
 from fleetfoot.bench.provenance import provenance
+from fleetfoot.folders import read_recipe
 from fleetfoot.log import curve
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleetfoot.api import has_checkpoint, is_run, resume, train
+from fleetfoot.api import resume, train
 from fleetfoot.bench.provenance import provenance
+from fleetfoot.folders import has_checkpoint, is_run
 from fleetfoot.log import LogConfig, curve
 from fleetfoot.part import to_json
 from fleetfoot.recipe import Recipe

@@ -1,18 +1,11 @@
-"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else.
-
-A run folder holds `recipe.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and `videos/`.
-"""
+"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import json
-import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -23,53 +16,25 @@ from fleetfoot import checkpoint, record
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Evaluation, Evaluator
-from fleetfoot.part import UserError, dumps, from_json
+from fleetfoot.folders import (
+    alone,
+    check_changes,
+    differences,
+    has_checkpoint,
+    new_folder,
+    nonempty,
+    read_recipe,
+    remove,
+    run_of,
+    seed_folders,
+    write_recipe,
+)
+from fleetfoot.part import UserError
 from fleetfoot.ranks import Ranks, joined
 from fleetfoot.recipe import Recipe, Result, resolve_device
 from fleetfoot.topologies import seeds as seeds_as_one
 
-try:
-    import fcntl
-except ImportError:  # Windows: two processes in one run folder go unnoticed there
-    fcntl = None  # type: ignore[assignment]
-
 Which: TypeAlias = Literal["best", "last"]
-
-# What may change when a run goes on: nothing here changes what the numbers in its checkpoint mean.
-RESUMABLE = (
-    "total_vec_steps",
-    "log",
-    "checkpoint",
-    "evaluation",
-    "device",
-    "threads",
-    "execution",
-    "precision",
-)
-RESUMABLE_ENDINGS = (
-    "_optim",
-)  # learning rates and the like: what a user changes after a loss exploded
-
-RESUMABLE_INSIDE = ("topology.ray.", "topology.placement")  # where a run is computed, not what
-
-# The modules whose parts a stored recipe may name without an import by the user.
-OWN_PARTS = (
-    "fleetfoot.recipes",
-    "fleetfoot.explore",
-    "fleetfoot.topologies.split_on_ray",
-    "fleetfoot.nn.mlp",
-    "fleetfoot.nn.pessimism",
-    "fleetfoot.nn.simba",
-    "fleetfoot.envs.mujoco",
-    "fleetfoot.envs.gym",
-    "fleetfoot.envs.tensor",
-    "fleetfoot.envs.atari",  # without ale-py too: only building needs it
-    "fleetfoot.envs.envpool",  # nor EnvPool for this
-    "fleetfoot.envs.humanoid_bench",
-    "fleetfoot.envs.playground",  # and this one without JAX
-    "fleetfoot.envs.mjlab",  # without mjlab too
-    "fleetfoot.envs.isaac_lab",
-)
 
 
 class LoadedPolicy(NamedTuple):
@@ -88,13 +53,13 @@ def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
             made = not place.exists()
             if ranks.first:
                 place.mkdir(parents=True, exist_ok=True)
-                held.enter_context(_alone(place))
-                _write_recipe(place, recipe)
+                held.enter_context(alone(place))
+                write_recipe(place, recipe)
         try:
             return recipe.topology.run(recipe, place, None)
         except UserError:
             # What was wrong showed before anything was learned: leave no empty run behind.
-            if made and not has_checkpoint(place) and not _nonempty(place / "metrics.jsonl"):
+            if made and not has_checkpoint(place) and not nonempty(place / "metrics.jsonl"):
                 shutil.rmtree(place, ignore_errors=True)
             raise
 
@@ -108,15 +73,12 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
     made = not place.exists()
     seeds = range(recipe.seed, recipe.seed + count)
     with joined() as ranks, contextlib.ExitStack() as held:
-        _check(recipe, ranks)
-        if ranks.world > 1:
-            raise UserError("several seeds as one run in one process: leave torchrun out.")
-        seeds_as_one.check(recipe)
+        _check_seeds(recipe, ranks)
         folders = [place / f"seed-{seed}" for seed in seeds]
         for seed, own in zip(seeds, folders, strict=True):
             own.mkdir(parents=True)
-            held.enter_context(_alone(own))
-            _write_recipe(own, dataclasses.replace(recipe, seed=seed))
+            held.enter_context(alone(own))
+            write_recipe(own, dataclasses.replace(recipe, seed=seed))
         try:
             return seeds_as_one.train_seeds(recipe, seeds, folders)
         except UserError:
@@ -125,33 +87,63 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
             raise
 
 
+def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
+    """`resume` for the seeds in the folder of `train_seeds`: they go on as one."""
+    stored = read_recipe(seed_folders(folder)[0])
+    return resume_seeds_as(folder, _changed(stored, changes), restart=restart)
+
+
+def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> list[Result]:
+    """`resume_as`, likewise; `recipe` is that of the first seed."""
+    folders = seed_folders(folder)
+    stored = [read_recipe(own) for own in folders]
+    check_changes(stored[0], recipe)
+    for own, each in zip(folders, stored, strict=True):
+        for path in differences(dataclasses.replace(stored[0], seed=each.seed), each):
+            raise UserError(
+                f"{own} has another {path} than {folders[0]}: they cannot go on as one; resume each by itself."
+            )
+    with joined() as ranks, contextlib.ExitStack() as held:
+        _check_seeds(recipe, ranks)
+        for own in folders:
+            held.enter_context(alone(own))
+        begun = all(has_checkpoint(own) for own in folders)
+        if not (begun or restart):
+            raise UserError(
+                f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
+            )
+        states = _seeds_states(folders, recipe) if begun else None
+        for own, each in zip(folders, stored, strict=True):
+            if not begun:
+                _clear(own)
+            write_recipe(own, dataclasses.replace(recipe, seed=each.seed))
+        return seeds_as_one.train_seeds(recipe, [each.seed for each in stored], folders, states)
+
+
 def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
     """Go on from the last checkpoint, with `changes` to the fields in `RESUMABLE`.
 
     `restart` trains from the start a run that was stopped before its first checkpoint.
     """
-    stored = read_recipe(folder)
+    return resume_as(folder, _changed(read_recipe(folder), changes), restart=restart)
+
+
+def _changed(stored: Recipe, changes: dict[str, Any]) -> Recipe:
     unknown = [name for name in changes if name not in {f.name for f in dataclasses.fields(stored)}]
     if unknown:
         raise UserError(f"a recipe has no field {unknown[0]!r}.")
-    return resume_as(folder, dataclasses.replace(stored, **changes), restart=restart)
+    return dataclasses.replace(stored, **changes)
 
 
 def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> Result:
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
     place = run_of(folder)
-    stored = read_recipe(folder)
-    fixed = [path for path in differences(stored, recipe) if not _may_change(path)]
-    if fixed:
-        raise UserError(
-            f"{fixed[0]} cannot change when a run goes on (the checkpoint was made with "
-            f"{_look_up(stored, fixed[0])}); train a new run instead."
-        )
+    check_changes(read_recipe(folder), recipe)
     with joined() as ranks, contextlib.ExitStack() as held:
         with ranks.agreeing():
             _check(recipe, ranks)
             if ranks.first:
-                held.enter_context(_alone(place))
+                held.enter_context(alone(place))
             begun = has_checkpoint(place)
             if not (begun or restart):
                 raise UserError(
@@ -160,10 +152,22 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
             state = _last_state(folder, recipe, ranks) if begun else None
         if ranks.first:
             if not begun:
-                for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
-                    _remove(place / leftover)
-            _write_recipe(place, recipe)
+                _clear(place)
+            write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, state)
+
+
+def _clear(place: Path) -> None:
+    """What a run wrote before its first checkpoint."""
+    for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+        remove(place / leftover)
+
+
+def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:
+    _check(recipe, ranks)
+    if ranks.world > 1:
+        raise UserError("several seeds as one run in one process: leave torchrun out.")
+    seeds_as_one.check(recipe)
 
 
 def _check(recipe: Recipe, ranks: Ranks) -> None:
@@ -183,11 +187,7 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     itself = getattr(recipe.topology, "loads_replay", False)
     loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
-    if loaded.step >= recipe.total_vec_steps:
-        raise UserError(
-            f"{run_of(folder)} is finished after {loaded.step:,} vec steps; "
-            "to go on, give --total-vec-steps a larger number."
-        )
+    _check_unfinished(run_of(folder), loaded.step, recipe)
     before = loaded.state.get("world", 1)
     if ranks.first and before != ranks.world:
         print(
@@ -197,6 +197,29 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
             file=sys.stderr,
         )
     return loaded.state
+
+
+def _check_unfinished(folder: Path, step: int, recipe: Recipe) -> None:
+    if step >= recipe.total_vec_steps:
+        raise UserError(
+            f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
+        )
+
+
+def _seeds_states(folders: list[Path], recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """The states of all seeds at the newest vec step of which every one has a checkpoint, one after the other: each may
+    hold a large replay."""
+    kept = [checkpoint.steps(own) for own in folders]
+    together = set.intersection(*map(set, kept))
+    if not together:
+        newest = {max(each) for each in kept}
+        raise UserError(
+            f"the seeds in {folders[0].parent} were last saved after {min(newest):,} to {max(newest):,} vec steps, so "
+            "they cannot go on as one; resume each by itself."
+        )
+    step = max(together)
+    _check_unfinished(folders[0].parent, step, recipe)
+    return (checkpoint.load(each[step]).state for each in kept)
 
 
 def which_there_is(folder: Path | str, which: Which) -> Which:
@@ -253,80 +276,6 @@ def record_run(
         return record.write_mp4(frames, record.frame_rate(env.spec), target)
 
 
-def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
-    """Where a new run goes. An existing folder must be empty: nothing is ever overwritten."""
-    if folder is not None:
-        place = Path(folder)
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
-            raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
-        return place
-    name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    places = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in range(1, 1000))
-    return next(place for place in places if not place.exists())
-
-
-def run_of(path: Path | str) -> Path:
-    """The run that a folder is, or that one of its checkpoints belongs to."""
-    place = Path(path)
-    inside = (place / "state.json").is_file() and place.resolve().parent.name == "checkpoints"
-    return place.resolve().parent.parent if inside else place
-
-
-def _may_change(path: str) -> bool:
-    names = path.split(".")
-    if names[0] in RESUMABLE or path.startswith(RESUMABLE_INSIDE):
-        return True
-    return any(name.endswith(RESUMABLE_ENDINGS) for name in names)
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / "recipe.json").is_file()
-
-
-def has_checkpoint(folder: Path) -> bool:
-    return (folder / "checkpoints" / "last.json").is_file()
-
-
-def read_recipe(folder: Path | str) -> Recipe:
-    """The recipe a run was started with."""
-    path = run_of(folder) / "recipe.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is no run folder: it has no recipe.json.")
-    load_own_parts()
-    try:
-        recipe = from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as a recipe: {reason}.") from error
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"{path} holds no recipe.")
-    return recipe
-
-
-def load_own_parts() -> None:
-    """Make every part of the library known by its name."""
-    for module in OWN_PARTS:
-        importlib.import_module(module)
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """The dotted names of the fields in which two parts differ."""
-    if not dataclasses.is_dataclass(old) or type(old) is not type(new):
-        if old != new:
-            yield path
-        return
-    for field in dataclasses.fields(old):
-        name = f"{path}.{field.name}" if path else field.name
-        yield from differences(getattr(old, field.name), getattr(new, field.name), name)
-
-
-def _look_up(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
     loaded = checkpoint.load(folder, which=which_there_is(folder, which), with_replay=False)
     agent = recipe.build_agent(spec, resolve_device(device))
@@ -348,34 +297,3 @@ def _evaluation_env(recipe: Recipe, num_envs: int, seed: int, device: str) -> It
         yield env
     finally:
         env.close()
-
-
-def _write_recipe(folder: Path, recipe: Recipe) -> None:
-    hidden = folder / ".recipe.json.partial"
-    hidden.write_text(dumps(recipe))
-    os.replace(hidden, folder / "recipe.json")
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The lock goes with the process that holds it, however it ends."""
-    if fcntl is None:
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is training in {folder}.") from None
-        yield
-
-
-def _nonempty(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -128,15 +128,23 @@ class _Together(nn.Module):
 
 
 def _share(whole: LocalStepper, parts: Sequence[LocalStepper]) -> None:
-    """Each part's optimiser state becomes its share of the whole's. All make their steps together."""
+    """Each part's optimiser state becomes its share of the whole's. All have made, and make, their steps together."""
     whole.seeds = len(parts)
     whole.begin_()
+    whole.steps.copy_(parts[0].steps)
+    whole.lr.copy_(parts[0].lr)
     for part in parts:
         part.steps, part.lr = whole.steps, whole.lr
         part.begin_()
     for at, mine in enumerate(whole.parameters):
         state = whole.optimizer.state[mine]
-        for number, part in enumerate(parts):
-            own = part.optimizer.state[part.parameters[at]]
-            for name, tensor in state.items():
-                own[name] = tensor if tensor.dim() == 0 else tensor[number]
+        owns = [part.optimizer.state[part.parameters[at]] for part in parts]
+        for name in state:
+            if name == "step":  # the same for all
+                state[name].copy_(owns[0][name])
+                shares = [state[name]] * len(parts)
+            else:
+                state[name] = torch.stack([own[name] for own in owns])
+                shares = list(state[name])
+            for own, share in zip(owns, shares, strict=True):
+                own[name] = share

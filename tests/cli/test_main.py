@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetfoot import api, recipes
+from fleetfoot import folders, recipes
 from fleetfoot.cli.main import COMMANDS, main, take_imports
 
 TINY = "fast_td3/pendulum"
@@ -172,8 +172,8 @@ def test_a_folder_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_goes_to_json_and_back(name: str, tmp_path: Path) -> None:
     recipe = recipes.get(name)
-    api._write_recipe(tmp_path, recipe)
-    assert api.read_recipe(tmp_path) == recipe
+    folders.write_recipe(tmp_path, recipe)
+    assert folders.read_recipe(tmp_path) == recipe
     assert json.loads((tmp_path / "recipe.json").read_text())["name"] == recipe.name
 
 

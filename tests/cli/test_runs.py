@@ -15,7 +15,7 @@ import imageio_ffmpeg
 import pytest
 import torch
 
-from fleetfoot import UserError, api, checkpoint, load_policy, recipes, resume, train
+from fleetfoot import UserError, api, checkpoint, folders, load_policy, recipes, resume, train
 from fleetfoot.cli.main import main
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
@@ -109,8 +109,8 @@ def test_a_run_leaves_a_whole_folder(finished: tuple[Path, str]) -> None:
     assert re.fullmatch(r"fast_td3-pendulum-seed0-\d{8}-\d{6}", folder.name)
     assert (folder / "metrics.jsonl").read_text().count("\n") == 6
     assert any((folder / "tensorboard").glob("events.*"))
-    assert api.has_checkpoint(folder)
-    assert api.read_recipe(folder).total_vec_steps == 60
+    assert folders.has_checkpoint(folder)
+    assert folders.read_recipe(folder).total_vec_steps == 60
     frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(folder / "videos" / "best.mp4"))
     assert frames == 200
     assert seconds == pytest.approx(10.0, abs=0.2)
@@ -161,7 +161,7 @@ def test_resume_refuses_what_the_checkpoint_cannot_bear(finished: tuple[Path, st
     before = (folder / "recipe.json").read_text()
     with pytest.raises(UserError, match=r"num_envs cannot change .* made with 8"):
         resume(folder, num_envs=9)
-    changed = replace(api.read_recipe(folder), env=TensorConfig(task="cartpole"))
+    changed = replace(folders.read_recipe(folder), env=TensorConfig(task="cartpole"))
     with pytest.raises(UserError, match=r"env\.task cannot change"):
         api.resume_as(folder, changed)
     with pytest.raises(UserError, match="is finished after 60 vec steps"):
@@ -223,7 +223,7 @@ def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path: Path, number: int) -
 def test_a_run_without_a_checkpoint_starts_over_only_when_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    api._write_recipe(folder, small_recipe())
+    folders.write_recipe(folder, small_recipe())
     (folder / "metrics.jsonl").write_text('{"vec_steps": 3}\n')
     with pytest.raises(UserError, match="stopped before its first checkpoint; add --restart"):
         resume(folder)
@@ -238,7 +238,7 @@ def test_python_trains_resumes_and_loads(tmp_path: Path) -> None:
     assert first.counters.vec_steps == 20
     again = resume(tmp_path / "run", total_vec_steps=30)
     assert again.counters.vec_steps == 30
-    assert api.read_recipe(tmp_path / "run").total_vec_steps == 30
+    assert folders.read_recipe(tmp_path / "run").total_vec_steps == 30
     policy, spec = load_policy(tmp_path / "run", which="last")
     obs = torch.zeros(5, *spec.obs_shape)
     expected = again.policy(Obs(obs, obs))
@@ -258,10 +258,10 @@ def test_load_policy_takes_the_best_or_where_there_is_none_the_last(tmp_path: Pa
 
 
 def test_a_second_process_stays_out(tmp_path: Path) -> None:
-    api._write_recipe(tmp_path, small_recipe())
-    with api._alone(tmp_path), pytest.raises(UserError, match="another process is training"):
+    folders.write_recipe(tmp_path, small_recipe())
+    with folders.alone(tmp_path), pytest.raises(UserError, match="another process is training"):
         resume(tmp_path, restart=True)
-    assert not api.has_checkpoint(tmp_path)
+    assert not folders.has_checkpoint(tmp_path)
 
 
 def test_a_recipe_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
@@ -274,11 +274,11 @@ def test_two_runs_in_one_second_get_two_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api.time, "strftime", lambda form: "20300101-000000")
-    first = api.new_folder(small_recipe(), None)
+    monkeypatch.setattr(folders.time, "strftime", lambda form: "20300101-000000")
+    first = folders.new_folder(small_recipe(), None)
     first.mkdir(parents=True)
     assert first == Path("runs/fast_td3-pendulum-seed0-20300101-000000")
-    assert api.new_folder(small_recipe(), None).name == f"{first.name}-2"
+    assert folders.new_folder(small_recipe(), None).name == f"{first.name}-2"
 
 
 def test_where_nothing_can_be_drawn_training_still_ends_well(

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfoot import api, recipes
+from fleetfoot import api, checkpoint, folders, recipes
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.sac import ReDoConfig, ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.cli.main import dispatch
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
 from fleetfoot.evaluate import EvaluationConfig
@@ -27,8 +28,10 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.topologies.bookkeeping import Learning
 from fleetfoot.topologies.seeds import SeedRun, train_seeds
 from fleetfoot.topologies.synchronous import SynchronousConfig
+from topologies.test_synchronous import assert_same, tensors
 
 
 def small() -> Recipe:
@@ -127,15 +130,122 @@ def test_each_seed_learns_what_it_learns_alone(
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_seed_of_several_goes_on_alone(tmp_path: Path) -> None:
-    api.train_seeds(small(), 2, tmp_path / "two")
-    folder = tmp_path / "two" / "seed-1"
-    before = api.load_policy(folder, "last").policy.state_dict()
-    result = api.resume(folder, total_vec_steps=60)
-    assert result.counters.vec_steps == 60
-    after = result.policy.state_dict()
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+def test_a_seed_of_several_goes_on_alone_with_its_replay(tmp_path: Path) -> None:
+    recipe = replace(small(), total_vec_steps=30)
+    api.train_seeds(recipe, 2, tmp_path / "two")
+    folder, alone = tmp_path / "two" / f"seed-{recipe.seed + 1}", tmp_path / "alone"
+    result = api.resume(folder, total_vec_steps=40)
+    whole = api.train(replace(recipe, seed=recipe.seed + 1, total_vec_steps=40), alone)
+    assert result.counters.updates == whole.counters.updates == 70  # it did not have to wait
+    theirs = whole.policy.state_dict()
+    for name, weight in result.policy.state_dict().items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
     assert api.evaluate_run(folder, episodes=2).returns.shape == (2,)
+
+
+def states(folder: Path) -> list[dict[str, torch.Tensor]]:
+    return [tensors(checkpoint.load(own).state) for own in folders.seed_folders(folder)]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(small(), id="fast_sac"),
+        pytest.param(with_resets("dac/pendulum"), id="dac"),
+        pytest.param(with_resets("sac/pendulum/gpl+sn+resets"), id="sac"),
+    ],
+)
+def test_seeds_that_go_on_as_one_end_with_the_same_bits(tmp_path: Path, recipe: Recipe) -> None:
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    total = recipe.total_vec_steps
+    api.train_seeds(recipe, 3, whole)
+    api.train_seeds(recipe, 3, tmp_path / "other")
+    api.train_seeds(replace(recipe, total_vec_steps=total // 2 + 1), 3, half)
+    results = api.resume_seeds(half, total_vec_steps=total)
+    assert [r.counters.vec_steps for r in results] == [total] * 3
+    for one, other, again in zip(
+        states(whole), states(half), states(tmp_path / "other"), strict=True
+    ):
+        assert_same(one, again)
+        # Where the halves meet, the side table with last observations is written anew, in another order.
+        assert_same(
+            *(
+                {k: v for k, v in x.items() if "final" not in k and "entry" not in k}
+                for x in (one, other)
+            )
+        )
+    for own in folders.seed_folders(half):
+        counts = [line["vec_steps"] for line in read_lines(own / "metrics.jsonl")]
+        assert counts == sorted(set(counts))
+        assert counts[-1] == total
+
+
+def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10), total_vec_steps=30)
+    saved: list[int] = []
+
+    class Killed(BaseException):
+        pass
+
+    def save(self: SeedRun) -> None:
+        if self.vec_steps == 20 and self.number == 2:
+            raise Killed
+        Learning.save(self)
+        saved.append(self.vec_steps)
+
+    monkeypatch.setattr(SeedRun, "save", save)
+    with pytest.raises(Killed):
+        api.train_seeds(recipe, 3, tmp_path / "runs")
+    monkeypatch.undo()
+    assert saved == [10, 10, 10, 20, 20]
+    assert [sorted(checkpoint.steps(own)) for own in folders.seed_folders(tmp_path / "runs")] == [
+        [10, 20],
+        [10, 20],
+        [10],
+    ]
+    results = api.resume_seeds(tmp_path / "runs")
+    api.train_seeds(recipe, 3, tmp_path / "undisturbed")
+    for result, other in zip(results, folders.seed_folders(tmp_path / "undisturbed"), strict=True):
+        theirs = api.load_policy(other, "last").policy.state_dict()
+        for name, weight in result.policy.state_dict().items():
+            assert torch.equal(weight, theirs[name])
+        assert sorted(checkpoint.steps(result.folder)) == [30]
+        counts = [line["vec_steps"] for line in read_lines(result.folder / "metrics.jsonl")]
+        assert counts == [10, 20, 30]
+
+
+def test_seeds_that_cannot_go_on_as_one_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    api.train_seeds(small(), 2, folder)
+    with pytest.raises(UserError, match="two is finished after 40 vec steps"):
+        api.resume_seeds(folder)
+    with pytest.raises(UserError, match="gamma cannot change"):
+        api.resume_seeds(folder, gamma=0.5)
+    with pytest.raises(UserError, match=r"is no run folder.*its seeds are"):
+        api.resume(folder)
+    first, second = folders.seed_folders(folder)
+    api.resume(second, total_vec_steps=50)
+    with pytest.raises(UserError, match="seed-1 has another total_vec_steps than"):
+        api.resume_seeds(folder, total_vec_steps=60)
+    folders.write_recipe(second, replace(small(), seed=1))
+    with pytest.raises(UserError, match="saved after 40 to 50 vec steps"):
+        api.resume_seeds(folder, total_vec_steps=60)
+    (first / "checkpoints" / "last.json").unlink()
+    with pytest.raises(UserError, match="add --restart"):
+        api.resume_seeds(folder)
+    assert [r.finished for r in api.resume_seeds(folder, restart=True)] == [True, True]
+
+
+def test_the_command_line_goes_on_with_all_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "two"
+    api.train_seeds(small(), 2, folder)
+    assert dispatch(["resume", str(folder), "--total-vec-steps", "60"]) == 0
+    assert "mean of 2 seeds" in capsys.readouterr().out
+    assert [max(checkpoint.steps(own)) for own in folders.seed_folders(folder)] == [60, 60]
 
 
 @pytest.mark.parametrize(

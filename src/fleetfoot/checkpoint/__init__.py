@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleetfoot.checkpoint.read import Loaded, load
+from fleetfoot.checkpoint.read import Loaded, load, steps
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
 from fleetfoot.part import UserError, part
 
-__all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "unpack"]
+__all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "steps", "unpack"]
 
 
 @part

@@ -54,6 +54,16 @@ def load(
         raise UserError(f"{error}; {_advice(folder.parent, folder)}") from error
 
 
+def steps(run: Path) -> dict[int, Path]:
+    """The checkpoints that a run keeps, by their vec steps, without the best."""
+    folder = run / "checkpoints"
+    pointer = read_pointer(folder, "last")
+    if pointer is None:
+        raise UserError(f"{folder / 'last.json'} is corrupt; {_advice(folder)}")
+    names = [*reversed(pointer["older"]), pointer["folder"]]  # of two of one step, the newer
+    return {int(name.split("-")[0]): folder / name for name in names}
+
+
 def read_pointer(folder: Path, which: Which) -> Json:
     """What last.json or best.json says, or None where it is absent or not to be trusted."""
     try:

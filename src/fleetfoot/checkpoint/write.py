@@ -92,6 +92,13 @@ class Checkpoint:
             self._point("best", {"folder": folder.name, "older": [], **about})
         return folder
 
+    def keep_only(self, newest: int) -> None:
+        """Let go of all but the newest so many, and the best."""
+        last = read_pointer(self.folder, "last")
+        if last and len(last["older"]) >= newest:
+            with self._saving():
+                self._point("last", {**last, "older": last["older"][: newest - 1]})
+
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
         try:

@@ -29,6 +29,7 @@ def run(args: list[str], imports: list[str]) -> int:
     options = parse(Options, rest, "fleetfoot evaluate RUN")
     assert folder is not None  # `--help` has left already
     from fleetfoot import api
+    from fleetfoot.folders import run_of
 
     done = api.evaluate_run(
         folder,
@@ -38,7 +39,7 @@ def run(args: list[str], imports: list[str]) -> int:
         device=options.device,
     )
     of = str(folder)
-    if api.run_of(folder) == folder:  # a run, not one of its checkpoints
+    if run_of(folder) == folder:  # a run, not one of its checkpoints
         of = f"{api.which_there_is(folder, options.which)} checkpoint of {folder}"
     returns = [float(value) for value in done.returns]
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from fleetfoot import api
+from fleetfoot import api, folders
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.run_folder import take_run
-from fleetfoot.cli.train import finish
+from fleetfoot.cli.train import finish, finish_seeds
 from fleetfoot.cli.usage import show_usage
 
 
@@ -26,12 +26,15 @@ def run(args: list[str], imports: list[str]) -> int:
         return show_usage(
             "resume RUN [--total-vec-steps ...] [--restart] [--no-video]",
             "Go on from a run's last checkpoint. Fields that may change: "
-            f"{', '.join(api.RESUMABLE)}; fleetfoot resume RUN --help shows their values.",
+            f"{', '.join(folders.RESUMABLE)}; fleetfoot resume RUN --help shows their values.",
         )
-    stored = api.read_recipe(folder)
+    seeds = folders.seed_folders(folder)
+    stored = folders.read_recipe(seeds[0] if seeds else folder)
     # Every field is understood, so that one that may not change gets its reason; the help shows those that may.
     fixed = ["name"]
     if {"-h", "--help"} & set(rest):
-        fixed = [f.name for f in dataclasses.fields(stored) if f.name not in api.RESUMABLE]
+        fixed = [f.name for f in dataclasses.fields(stored) if f.name not in folders.RESUMABLE]
     recipe, options = parse_recipe(stored, Options, rest, f"fleetfoot resume {folder}", fixed)
+    if seeds:
+        return finish_seeds(api.resume_seeds_as(folder, recipe, restart=options.restart))
     return finish(api.resume_as(folder, recipe, restart=options.restart), options.video, imports)

@@ -13,6 +13,7 @@ from fleetfoot import api, recipes
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
 from fleetfoot.cli.run_folder import command_line, program
+from fleetfoot.folders import load_own_parts
 from fleetfoot.log import curve, plot_text
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Result
@@ -32,7 +33,7 @@ def run(args: list[str], imports: list[str]) -> int:
     name = recipes.DEFAULT
     if args and not args[0].startswith("-"):
         name, *args = args
-    api.load_own_parts()
+    load_own_parts()
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
@@ -81,8 +82,8 @@ def finish_seeds(results: Sequence[Result]) -> int:
     last = [result.last_return for result in results]
     print(f"mean of {len(last)} seeds: last {sum(last) / len(last):,.1f}")
     if not finished:
-        print("interrupted and saved; each goes on by itself, with a replay that fills anew:")
-        print("  " + command_line("resume", results[0].folder))
+        print("interrupted and saved; to go on:")
+        print("  " + command_line("resume", results[0].folder.parent))
     return 0 if finished else INTERRUPTED
 
 

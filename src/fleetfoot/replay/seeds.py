@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fleetfoot.data import Batch, Obs
-from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.columns import Finals, of_columns, put_columns, put_finals
+from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import Drawn, Uniform
 
@@ -51,17 +52,41 @@ class SeedsUniform:
         return ring.stored
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(i): sampler.state_dict() for i, sampler in enumerate(self.samplers)}
+        raise NotImplementedError  # each seed has one of its own: `SeedsReplay.state_of`
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for i, sampler in enumerate(self.samplers):
-            sampler.load_state_dict(state[str(i)])
+        raise NotImplementedError
 
 
 class SeedsReplay(Replay):
-    """Batches are [B, S, ...]: `rows` for each seed."""
+    """Batches are [B, S, ...]: `rows` for each seed. What is saved of a seed is the replay it would have alone."""
 
     sampler: SeedsUniform
+
+    def __init__(
+        self, cfg: ReplayConfig, ring: Ring, sampler: SeedsUniform, gamma: float, finals: int
+    ):
+        super().__init__(cfg, ring, sampler, gamma)
+        self.own_finals = finals  # room for last observations that a seed alone has
+        self.taken: list[Finals] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # each seed has its own
+
+    def state_of(self, seed: int) -> dict[str, Any]:
+        columns = self.sampler.columns
+        ring = of_columns(self.ring, seed * columns, columns, self.own_finals)
+        return {"ring": ring, "sampler": self.sampler.samplers[seed].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_of` told of one seed. To be called once for each, in their order; all can be read after
+        the last."""
+        columns, seed = self.sampler.columns, len(self.taken)
+        self.sampler.samplers[seed].load_state_dict(state["sampler"])
+        self.taken.append(put_columns(self.ring, seed * columns, columns, state["ring"]))
+        if len(self.taken) == len(self.sampler.samplers):
+            put_finals(self.ring, self.taken)
+            self.taken = []
 
     def gather(
         self, age: Tensor, column: Tensor, weight: Tensor, held_out: Drawn | None = None

@@ -7,7 +7,7 @@ whose columns belong to one seed after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from fleetfoot.log.seeds import SeedsMeter
 from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.ring import final_entries
 from fleetfoot.replay.samplers import Uniform, UniformConfig
 from fleetfoot.replay.seeds import SeedsReplay, SeedsUniform, of_seed
 from fleetfoot.speed import Compiled, learner, resolved
@@ -37,7 +38,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 @dataclass(kw_only=True)
 class SeedRun(Run):
-    """One of the seeds. The replay is all seeds' own, so it is not saved: a run that goes on alone fills a new one."""
+    """One of the seeds. The replay is all seeds' own; what is saved of it is this one's share."""
 
     number: int = 0  # among the seeds
 
@@ -54,12 +55,24 @@ class SeedRun(Run):
         return of_seed(super().rows_apart(), self.number)
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
+        own = cast(SeedsReplay, self.replay).state_of(self.number)
+        return super().state_dict() | {"replay": own}
+
+    def lean_state(self) -> dict[str, Any]:
+        state = (
+            super().state_dict()
+        )  # without the share of the replay, which would have to be cut out
         del state["replay"]
         return state
 
 
-def train_seeds(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
+def train_seeds(
+    recipe: Recipe,
+    seeds: Sequence[int],
+    folders: Sequence[Path],
+    states: Iterable[dict[str, Any] | None] | None = None,
+) -> list[Result]:
+    """`states`: of all seeds after the same vec step, to go on from."""
     check(recipe)
     with ExitStack() as stack_of_runs:
         shared: list[Replay] = []
@@ -70,12 +83,15 @@ def train_seeds(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -
                 shared.append(joint_replay(recipe, spec, seeds))
             return shared[0]
 
-        for seed, folder in zip(seeds, folders, strict=True):
+        before = states or [None] * len(seeds)
+        for number, (seed, folder, state) in enumerate(zip(seeds, folders, before, strict=True)):
             log = recipe.log if not runs else replace(recipe.log, console=False)  # one is watched
             own = replace(recipe, seed=seed, log=log)
-            runs.append(SeedRun.build(own, folder, None, make_replay))
-            runs[-1].number = len(runs) - 1
+            runs.append(SeedRun.build(own, folder, state, make_replay))
+            runs[-1].number = number
             stack_of_runs.callback(runs[-1].close)
+            if (kept := runs[-1].checkpoint) is not None:
+                kept.keep += 1  # until all seeds have saved: see `saved`
         return Together(runs).train()
 
 
@@ -108,7 +124,8 @@ def joint_replay(recipe: Recipe, spec: EnvSpec, seeds: Sequence[int]) -> Replay:
     )
     whole = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device)
     own = [Uniform(replace(recipe, seed=seed).seeds().replay, device) for seed in seeds]
-    return SeedsReplay(cfg, whole.ring, SeedsUniform(own, spec.num_envs), recipe.gamma)
+    finals = final_entries(spec, whole.ring.rows, cfg.final_share)
+    return SeedsReplay(cfg, whole.ring, SeedsUniform(own, spec.num_envs), recipe.gamma, finals)
 
 
 class Together:
@@ -121,14 +138,14 @@ class Together:
         self.episodes = EpisodeStats(self.columns, self.device, seeds=len(runs))
         for at, run in enumerate(runs):
             run.clock = self.first.clock
-            run.episodes.returns, run.episodes.lengths = (
-                self.episodes.returns[at],
-                self.episodes.lengths[at],
-            )
-            run.episodes.ended = self.episodes.ended[:, at]
+            before, own = run.episodes.state_dict(), run.episodes
+            own.returns, own.lengths = self.episodes.returns[at], self.episodes.lengths[at]
+            own.ended = self.episodes.ended[:, at]
+            own.load_state_dict(before)
         self.explorers = [cast(AsSampled, run.explorer) for run in runs]  # `check` has seen to it
         whole = self.recipe.build_agent(self.first.env.spec, self.device)
         self.agent = stack(whole, [run.agent for run in runs])
+        self.agent.updates = self.first.agent.updates
         self.behaviour: Callable[[Obs, Tensor], Tensor] = self.agent.behaviour
         if resolved(self.recipe.execution, self.device) != "eager":
             # `vmap` alone costs more than so small a network.
@@ -159,6 +176,7 @@ class Together:
                 self.meter.hand_out([run.log for run in self.runs])
                 for run in self.runs:
                     run.interrupted()
+                self.saved()
         return [run.result(finished=self.first.vec_steps >= total) for run in self.runs]
 
     @torch.no_grad()
@@ -246,3 +264,12 @@ class Together:
         self.meter.hand_out([run.log for run in self.runs])
         for run in self.runs:
             run.bookkeep(last=last)
+        self.saved()
+
+    def saved(self) -> None:
+        """Only when every seed has a newer checkpoint does the one before it go: there is always one of all seeds after
+        the same vec step."""
+        if all(run.saved_at == (run.vec_steps, run.updates) for run in self.runs):
+            for run in self.runs:
+                if run.checkpoint is not None:
+                    run.checkpoint.keep_only(self.recipe.checkpoint.keep)
