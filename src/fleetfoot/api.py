@@ -21,6 +21,7 @@ from fleetfoot.folders import (
     check_changes,
     differences,
     has_checkpoint,
+    may_change,
     new_folder,
     nonempty,
     read_recipe,
@@ -89,20 +90,21 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
 
 def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
     """`resume` for the seeds in the folder of `train_seeds`: they go on as one."""
-    stored = read_recipe(seed_folders(folder)[0])
+    stored = read_recipe(_seeds_in(folder)[0])
     return resume_seeds_as(folder, _changed(stored, changes), restart=restart)
 
 
 def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> list[Result]:
     """`resume_as`, likewise; `recipe` is that of the first seed."""
-    folders = seed_folders(folder)
+    folders = _seeds_in(folder)
     stored = [read_recipe(own) for own in folders]
     check_changes(stored[0], recipe)
     for own, each in zip(folders, stored, strict=True):
         for path in differences(dataclasses.replace(stored[0], seed=each.seed), each):
-            raise UserError(
-                f"{own} has another {path} than {folders[0]}: they cannot go on as one; resume each by itself."
-            )
+            if not may_change(path):
+                raise UserError(
+                    f"{own} has another {path} than {folders[0]}: they cannot go on as one; resume each by itself."
+                )
     with joined() as ranks, contextlib.ExitStack() as held:
         _check_seeds(recipe, ranks)
         for own in folders:
@@ -155,6 +157,15 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
                 _clear(place)
             write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, state)
+
+
+def _seeds_in(folder: Path | str) -> list[Path]:
+    found = seed_folders(folder)
+    if not found:
+        raise UserError(
+            f"{folder} holds no seeds that were trained as one: there is no seed-0 in it."
+        )
+    return found
 
 
 def _clear(place: Path) -> None:

@@ -92,6 +92,17 @@ class Checkpoint:
             self._point("best", {"folder": folder.name, "older": [], **about})
         return folder
 
+    def back_to(self, step: int) -> None:
+        """Forget what is newer than the checkpoint of this vec step."""
+        last = read_pointer(self.folder, "last")
+        names = [last["folder"], *last["older"]] if last else []
+        while names and int(names[0].split("-")[0]) > step:
+            del names[0]
+        if last and names and names[0] != last["folder"]:
+            with self._saving():
+                newest = {"folder": names[0], "older": names[1:], "step": step}
+                self._point("last", {**last, **newest})
+
     def keep_only(self, newest: int) -> None:
         """Let go of all but the newest so many, and the best."""
         last = read_pointer(self.folder, "last")

@@ -36,5 +36,6 @@ def run(args: list[str], imports: list[str]) -> int:
         fixed = [f.name for f in dataclasses.fields(stored) if f.name not in folders.RESUMABLE]
     recipe, options = parse_recipe(stored, Options, rest, f"fleetfoot resume {folder}", fixed)
     if seeds:
-        return finish_seeds(api.resume_seeds_as(folder, recipe, restart=options.restart))
+        results = api.resume_seeds_as(folder, recipe, restart=options.restart)
+        return finish_seeds(results, imports)
     return finish(api.resume_as(folder, recipe, restart=options.restart), options.video, imports)

@@ -37,10 +37,10 @@ def run(args: list[str], imports: list[str]) -> int:
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
+    needed = [*imports, *([module] if module else [])]
     if options.seeds != 1:
-        return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder))
-    result = api.train(recipe, options.folder)
-    return finish(result, options.video, [*imports, *([module] if module else [])])
+        return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
+    return finish(api.train(recipe, options.folder), options.video, needed)
 
 
 def own_recipe(name: str) -> Recipe:
@@ -74,7 +74,7 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
     return 0 if result.finished else INTERRUPTED
 
 
-def finish_seeds(results: Sequence[Result]) -> int:
+def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
     """Say what came out of each seed, and of all together."""
     finished = all(result.finished for result in results)
     for result in results:
@@ -83,7 +83,7 @@ def finish_seeds(results: Sequence[Result]) -> int:
     print(f"mean of {len(last)} seeds: last {sum(last) / len(last):,.1f}")
     if not finished:
         print("interrupted and saved; to go on:")
-        print("  " + command_line("resume", results[0].folder.parent))
+        print("  " + command_line("resume", results[0].folder.parent, imports=imports))
     return 0 if finished else INTERRUPTED
 
 

@@ -1,7 +1,7 @@
 """Some columns of a ring as a ring of their own, and several such rings as one.
 
 Rows keep their lines, so only what counts columns changes: addresses, names, and the entries of the side table with the
-last observations, which are handed out anew in the order in which the episodes ended.
+last observations, which are handed out anew in the order in which the episodes ended. Not for stacks of frames.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def of_columns(ring: Ring, first: int, width: int, room: int) -> dict[str, Any]:
         for name in held
         if name not in NUMBERED
     }
-    if ring.links is not None:  # the blank frame
-        tensors["obs.actor"] = torch.cat([tensors["obs.actor"], held["obs.actor"][-1:]])
     row = torch.arange(ring.written - ring.size, ring.written, device=ring.reward.device)
     column = torch.arange(first, first + width, device=row.device)
     name = row.unsqueeze(1) * ring.columns + column  # [size, width]

@@ -59,10 +59,8 @@ class SeedRun(Run):
         return super().state_dict() | {"replay": own}
 
     def lean_state(self) -> dict[str, Any]:
-        state = (
-            super().state_dict()
-        )  # without the share of the replay, which would have to be cut out
-        del state["replay"]
+        state = super().state_dict()
+        del state["replay"]  # its share would have to be cut out
         return state
 
 
@@ -90,8 +88,11 @@ def train_seeds(
             runs.append(SeedRun.build(own, folder, state, make_replay))
             runs[-1].number = number
             stack_of_runs.callback(runs[-1].close)
-            if (kept := runs[-1].checkpoint) is not None:
-                kept.keep += 1  # until all seeds have saved: see `saved`
+        for run in runs:
+            if run.checkpoint is not None:
+                run.checkpoint.keep += 1  # until all seeds have saved: see `saved`
+                if states is not None:
+                    run.checkpoint.back_to(run.vec_steps)
         return Together(runs).train()
 
 
@@ -122,7 +123,9 @@ def joint_replay(recipe: Recipe, spec: EnvSpec, seeds: Sequence[int]) -> Replay:
     cfg = replace(
         recipe.replay, capacity=recipe.replay.rows(spec) * wide.num_envs, capacity_gib=None
     )
-    whole = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device)
+    # A checkpoint of one seed has a copy of its share on the way.
+    beside = cfg.bytes(wide) // count if recipe.checkpoint.replay else 0
+    whole = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device, beside=beside)
     own = [Uniform(replace(recipe, seed=seed).seeds().replay, device) for seed in seeds]
     finals = final_entries(spec, whole.ring.rows, cfg.final_share)
     return SeedsReplay(cfg, whole.ring, SeedsUniform(own, spec.num_envs), recipe.gamma, finals)
