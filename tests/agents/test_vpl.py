@@ -27,6 +27,7 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import UniformConfig
+from reaching import train_until
 from topologies.test_synchronous import agent_state, assert_same, small
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
@@ -353,7 +354,7 @@ def test_wrong_input() -> None:
 @pytest.mark.learning
 def test_learns_the_pendulum(tmp_path: Path) -> None:
     recipe = replace(recipes.get("vpl/pendulum"), threads=1, device="cpu")
-    assert train(recipe, tmp_path / "run").best_return >= -200
+    assert train_until(recipe, tmp_path / "run", -200).best_return >= -200
 
 
 class Seen(NamedTuple):

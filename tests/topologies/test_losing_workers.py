@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,21 +22,14 @@ from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.bundle_fleet import BundleFleet
-from fleetfoot.topologies.cluster import RayConfig, cluster
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
 from topologies.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
 from topologies.test_parameter_server import small as small_gorila
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.usefixtures("ray")
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray() -> Iterator[Any]:
-    """One local Ray for all tests of this module: it takes seconds to start."""
-    with cluster(RayConfig(object_store_gib=0.5), cpus=16, gpus=0) as started:
-        yield started
 
 
 class Task(NamedTuple):

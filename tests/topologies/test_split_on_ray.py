@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.speed import EagerLearner
 from fleetfoot.topologies.clock import Clock
-from fleetfoot.topologies.cluster import Restarts, cluster, pack_recipe, to_tensors
+from fleetfoot.topologies.cluster import Restarts, pack_recipe, to_tensors
 from fleetfoot.topologies.exchange import copy_flat_, flat
 from fleetfoot.topologies.split_coordinator import RaySplitRun, covered
 from fleetfoot.topologies.split_learners import InProcessConfig, SplitLearnersConfig, SplitRun
@@ -46,13 +46,6 @@ from topologies.test_synchronous import QUIET, agent_state, assert_same, tensors
 
 RARELY = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
 AT_THE_END = EvaluationConfig(every_vec_steps=0, episodes=1)
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """One local Ray for all tests of this module: it takes seconds to start."""
-    with cluster(OnRayConfig(), cpus=3, gpus=0) as started:
-        yield started
 
 
 def on_ray(**changes: Any) -> SplitLearnersConfig:
@@ -291,8 +284,8 @@ def test_what_goes_wrong_comes_out_as_itself_or_in_one_line(ray: Any, tmp_path: 
     with pytest.raises(ZeroDivisionError, match="no way up"):
         train(skewed(pql(), fails_at=9), tmp_path / "a")
     assert_no_process_is_left()
-    wide = SplitLearnersConfig(placement=OnRayConfig(actor=RoleConfig(cpus=9)))
-    with pytest.raises(UserError, match="the run asks for 11 CPUs, the cluster has 3"):
+    wide = SplitLearnersConfig(placement=OnRayConfig(actor=RoleConfig(cpus=17)))
+    with pytest.raises(UserError, match="the run asks for 19 CPUs, the cluster has 16"):
         train(pql(topology=wide), tmp_path / "b")
     restarts = Restarts(0, option="--topology.placement.max-restarts")
     with pytest.raises(UserError, match=r"or raise --topology\.placement\.max-restarts"):
