@@ -321,11 +321,11 @@ def brief(**changes: Any) -> Recipe:
 
 def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
     """Wrapped ring, several episodes, and the sets that rows are in."""
-    kept = CheckpointConfig(every_vec_steps=130, replay=True)
-    whole = brief(total_vec_steps=260, checkpoint=kept)
+    kept = CheckpointConfig(every_vec_steps=105, replay=True)
+    whole = brief(total_vec_steps=210, checkpoint=kept)
     train(whole, tmp_path / "whole")
-    train(replace(whole, total_vec_steps=130), tmp_path / "parts")
-    resume(tmp_path / "parts", total_vec_steps=260)
+    train(replace(whole, total_vec_steps=105), tmp_path / "parts")
+    resume(tmp_path / "parts", total_vec_steps=210)
     assert_same(agent_state(tmp_path / "whole"), agent_state(tmp_path / "parts"))
 
 
