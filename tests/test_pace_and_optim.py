@@ -70,6 +70,16 @@ def test_cosine_schedule() -> None:
     assert rates == pytest.approx(wanted, rel=1e-5)
 
 
+def test_who_makes_no_step_has_no_optimiser() -> None:
+    """With its first one a process loads torch's compiler, for about a second."""
+    weight = nn.Parameter(torch.zeros(2))
+    step = AdamConfig().build([weight], 10)
+    step.gradients(weight.sum())
+    assert "optimizer" not in vars(step)
+    step(weight.sum())
+    assert "optimizer" in vars(step)
+
+
 def test_restored_steppers_go_on_exactly() -> None:
     def make() -> tuple[nn.Parameter, object]:
         weight = nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -220,6 +230,7 @@ def test_every_optimiser_goes_on_exactly(cfg: Any) -> None:
     ("cfg", "says"),
     [
         (AdamWConfig(weight_decay=-1.0), "weight_decay"),
+        (AdamConfig(beta2=1.0), "beta1 and beta2"),
         (AdamConfig(lr=0.0), "learning rates"),
         (AdamConfig(lr_end=-1.0), "learning rates"),
         (RMSPropConfig(decay=1.0), "decay"),

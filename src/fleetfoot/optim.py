@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +53,13 @@ class _Scheduled(ABC):
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         """The rule itself. `lr` is a tensor on the parameters' device, which the schedule writes to."""
 
+    def check(self) -> None:
+        """UserError for what cannot be."""
+        if not (self.lr > 0 and (self.lr_end is None or self.lr_end > 0)):
+            raise UserError(f"learning rates must be above 0, not {self.lr} and {self.lr_end}.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise UserError(f"max_grad_norm must be above 0, not {self.max_grad_norm}.")
+
     def build(
         self,
         parameters: Iterable[nn.Parameter],
@@ -59,10 +67,7 @@ class _Scheduled(ABC):
         constrain_: Callable[[], None] = lambda: None,
     ) -> LocalStepper:
         """`constrain_` runs after each step, for weights that must stay on a manifold."""
-        if not (self.lr > 0 and (self.lr_end is None or self.lr_end > 0)):
-            raise UserError(f"learning rates must be above 0, not {self.lr} and {self.lr_end}.")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise UserError(f"max_grad_norm must be above 0, not {self.max_grad_norm}.")
+        self.check()
         return LocalStepper(self, list(parameters), total_steps, constrain_)
 
 
@@ -71,6 +76,14 @@ class _Adam(_Scheduled):
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+
+    def check(self) -> None:
+        super().check()
+        if not (0.0 <= self.beta1 < 1.0 and 0.0 <= self.beta2 < 1.0 and self.eps >= 0.0):
+            raise UserError(
+                f"beta1 and beta2 must be at least 0 and below 1, and eps 0 or more, not {self.beta1}, "
+                f"{self.beta2} and {self.eps}."
+            )
 
     def options(self, lr: Tensor) -> dict[str, Any]:
         options = {"lr": lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
@@ -85,9 +98,12 @@ class AdamWConfig(_Adam):
     lr_end: float = 3e-4
     weight_decay: float = 0.1
 
-    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+    def check(self) -> None:
+        super().check()
         if self.weight_decay < 0:
             raise UserError(f"weight_decay must be 0 or more, not {self.weight_decay}.")
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, weight_decay=self.weight_decay, **self.options(lr))
 
 
@@ -134,9 +150,12 @@ class RMSPropConfig(_Scheduled):
     centred: bool = True
     """False: divide by the root of the mean square."""
 
-    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+    def check(self) -> None:
+        super().check()
         if not 0.0 < self.decay < 1.0:
             raise UserError(f"decay must lie between 0 and 1, not {self.decay}.")
+
+    def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         return RootScaled(
             parameters,
             lr,
@@ -232,11 +251,16 @@ class LocalStepper:
         # On the device, like the rate that depends on it: a step that was recorded once can be repeated.
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
-        self.optimizer = cfg.optimizer(parameters, self.lr)
         # Set from outside where the weights are [S, ...], those of S seeds that learn as one.
         self.seeds: int | None = None
         # What happens to a gradient before it is applied. Set from outside where several GPUs share one.
         self.reduce: Callable[[list[Tensor]], list[Tensor]] = lambda gradients: gradients
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Made when it is first needed: torch loads its compiler with the first one of a process, for about a second,
+        and actors and evaluators never make a step."""
+        return self.cfg.optimizer(self.parameters, self.lr)
 
     def __call__(self, loss: Tensor) -> Tensor:
         return self.apply(self.reduce(self.gradients(loss)))

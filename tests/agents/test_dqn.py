@@ -335,11 +335,13 @@ def test_an_explorer_for_continuous_actions_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.learning
 def test_solves_the_cartpole(tmp_path: Path) -> None:
-    recipe = replace(recipes.get("dqn/cartpole"), log=QUIET, device="cpu", threads=1)
+    recipe = recipes.get("dqn/cartpole")
+    recipe = replace(recipe, log=QUIET, device="cpu", threads=1, total_vec_steps=750)
     assert train(recipe, tmp_path / "run").last_return >= 475
 
 
 @pytest.mark.learning
 def test_catches_the_ball_from_images(tmp_path: Path) -> None:
-    recipe = replace(recipes.get("dqn/catch"), log=QUIET, device="cpu", threads=1)
+    recipe = recipes.get("dqn/catch")
+    recipe = replace(recipe, log=QUIET, device="cpu", threads=1, total_vec_steps=750)
     assert train(recipe, tmp_path / "run").last_return >= 0.9

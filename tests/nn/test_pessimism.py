@@ -106,10 +106,10 @@ def test_where_critics_follow_their_targets_beta_makes_values_true(
 ) -> None:
     """What rows held out are overrated by, each time, is what pessimism takes away again: from any start beta is
     error / (gamma spread) and values are right. The forms that trust predictions go the other way, or nowhere."""
-    beta, q = follow(LearnedBoundConfig(beta=start).build(1), 2_000, error)
+    beta, q = follow(LearnedBoundConfig(beta=start).build(1), 1_000, error)
     assert beta == pytest.approx(error / GAMMA, abs=0.05)
     assert q == pytest.approx(0.0, abs=0.1)
-    beta, _ = follow(LearnedBoundConfig(beta=start, form="bias").build(1), 2_000, error)
+    beta, _ = follow(LearnedBoundConfig(beta=start, form="bias").build(1), 1_000, error)
     if error != 0.0:
         assert beta == (-2.0 if error > 0 else 5.0)
     else:

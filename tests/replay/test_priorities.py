@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot import recipes
-from fleetfoot.api import train
 from fleetfoot.log import LogConfig
 from fleetfoot.part import UserError, from_json, to_json
 from fleetfoot.replay.evict import FifoConfig, Inverse, InverseConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import Proportional, ProportionalConfig, UniformConfig
 from oracles.replay import OracleReplay
+from reaching import train_until
 from replay.test_replay import CPU, Stream, make_spec
 
 HARD = FifoConfig(slack=0.0)
@@ -341,7 +341,7 @@ def test_prioritised_fast_td3_solves_the_pendulum(tmp_path: Any) -> None:
         device="cpu",
         threads=1,
     )
-    assert train(recipe, tmp_path / "run").best_return >= -250
+    assert train_until(recipe, tmp_path / "run", -250).best_return >= -250
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,21 +22,14 @@ from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.actor_learner import ActorLearnerConfig
 from fleetfoot.topologies.bundle_fleet import BundleFleet
-from fleetfoot.topologies.cluster import RayConfig, cluster
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
 from topologies.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
 from topologies.test_parameter_server import small as small_gorila
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.usefixtures("ray")
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray() -> Iterator[Any]:
-    """One local Ray for all tests of this module: it takes seconds to start."""
-    with cluster(RayConfig(object_store_gib=0.5), cpus=16, gpus=0) as started:
-        yield started
 
 
 class Task(NamedTuple):
@@ -53,7 +45,7 @@ def small_apex() -> Recipe:
         evaluation=EvaluationConfig(every_vec_steps=50, episodes=2),
         num_envs=8,
         batch_size=16,
-        total_vec_steps=400,
+        total_vec_steps=330,  # a third of it is after the first checkpoint
     )
 
 
@@ -133,7 +125,7 @@ def gorila(name: str) -> Task:
     topology = ParameterServerConfig(bundles=2, shards=2, shift_vec_steps=25)
     if name == "small":
         quiet = replace(QUIET, every_vec_steps=20)
-        recipe = small_gorila(topology=topology, total_vec_steps=400, log=quiet)
+        recipe = small_gorila(topology=topology, total_vec_steps=300, log=quiet)
         return Task(recipe, 0.0)
     recipe = replace(recipes.get("gorila_dqn/cartpole"), log=replace(QUIET, every_vec_steps=200))
     return Task(replace(recipe, topology=topology, threads=1), 450.0)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,28 +28,22 @@ from fleetfoot.topologies.interrupt import Interrupt
 from fleetfoot.topologies.parameter_server import ParameterServerConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from fleetfoot.topologies.workers import Workers
+from reaching import train_until
 from topologies.crashing import CrashingConfig
 from topologies.losing import assert_adds_up, lines
 from topologies.test_parameter_server import small
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
+needs_ray = pytest.mark.usefixtures("ray")
 
 SOLVED = 450.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray_for_all() -> Iterator[None]:
-    """Starting Ray takes seconds, and a run uses the one it finds."""
-    from fleetfoot.topologies.cluster import RayConfig, cluster
-
-    with cluster(RayConfig(object_store_gib=0.2), cpus=8, gpus=0):
-        yield
 
 
 def weights(folder: Path, name: str = "weights") -> torch.Tensor:
     return torch.cat([shard[name] for shard in checkpoint.load(folder).state["server"]])
 
 
+@needs_ray
 def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: Path) -> None:
     """One bundle, two shards, stopped at step 60 and resumed: the weights of a run in one process."""
     one = ParameterServerConfig(
@@ -75,6 +68,7 @@ def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: P
     assert evaluate_run(tmp_path / "gorila", episodes=2, device="cpu").returns.shape == (2,)
 
 
+@needs_ray
 def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
     """The environment raises at its third step, in every bundle; its seed is told."""
     cfg = ParameterServerConfig(bundles=1)
@@ -198,8 +192,9 @@ def cartpole(**changes: Any) -> Recipe:
     return replace(recipes.get("gorila_dqn/cartpole"), log=quiet, threads=1, **changes)
 
 
+@needs_ray
 @pytest.mark.learning
 def test_two_bundles_solve_the_cartpole(tmp_path: Path) -> None:
-    result = train(cartpole(), tmp_path / "run")
+    result = train_until(cartpole(), tmp_path / "run", SOLVED)
     assert result.best_return >= SOLVED  # processes out of step: the last may fall back
     assert assert_adds_up(tmp_path / "run")["gradients/stale"] < 0.05 * result.counters.updates

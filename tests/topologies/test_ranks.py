@@ -295,7 +295,7 @@ def test_what_an_explorer_carries_over_to_another_number_of_environments() -> No
 
 @pytest.mark.learning
 def test_two_ranks_solve_the_pendulum(tmp_path: Path) -> None:
-    own = ["--device", "cpu", "--threads", "1", "--total-vec-steps", "1000", "--log.no-tensorboard"]
+    own = ["--device", "cpu", "--threads", "1", "--total-vec-steps", "600", "--log.no-tensorboard"]
     said = fleetfoot(
         "train", "fast_td3/pendulum", *own, "--folder", "run", "--no-video", cwd=tmp_path
     )

@@ -30,6 +30,7 @@ from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies import split_learners as split_module
 from fleetfoot.topologies.split_learners import SplitLearnersConfig, SplitRun
 from fleetfoot.topologies.synchronous import SynchronousConfig
+from reaching import train_until
 from topologies.test_synchronous import (
     QUIET,
     agent_state,
@@ -300,4 +301,4 @@ def test_pql_solves_the_pendulum(tmp_path: Path) -> None:
         device="cpu",
         threads=1,
     )
-    assert train(recipe, tmp_path / "run").best_return >= -250.0
+    assert train_until(recipe, tmp_path / "run", -250.0).best_return >= -250.0

@@ -288,9 +288,9 @@ def test_bf16_stays_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU")
-@pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
-def test_compiled_equals_eager_to_rounding(name: str, tmp_path: Path) -> None:
-    short = small(name, total_vec_steps=26)
+def test_compiled_equals_eager_to_rounding(tmp_path: Path) -> None:
+    """A whole run; the updates of other agents are compared in `test_speed.py`."""
+    short = small(total_vec_steps=26)
     train(short, tmp_path / "eager")
     train(replace(short, execution="compiled"), tmp_path / "compiled")
     a, b = (agent_state(tmp_path / k) for k in ("eager", "compiled"))
@@ -374,7 +374,7 @@ def test_learning_rates_may_change_when_a_run_goes_on_and_networks_may_not(tmp_p
 @pytest.mark.learning
 @pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
 def test_solves_the_pendulum(name: str, tmp_path: Path) -> None:
-    recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, total_vec_steps=1000)
+    recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, total_vec_steps=700)
     assert train(recipe, tmp_path / "run").last_return >= -200
 
 
