@@ -23,9 +23,10 @@ from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.brc import BRCConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.sac import SACConfig
-from fleetfoot.api import read_recipe, resume, train
+from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.folders import read_recipe
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
 from fleetfoot.part import UserError
