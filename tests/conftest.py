@@ -15,6 +15,14 @@ import torch
 
 torch.set_num_threads(1)
 
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Also after a test that trained with more: two processes with a thread for every core take several times as long,
+    because each waits for threads that are not running."""
+    torch.set_num_threads(1)
+
+
 # What takes seconds to make is made once: under xdist the tests of these files run in one process.
 TOGETHER = {
     "test_actor_learner.py": "ray",
