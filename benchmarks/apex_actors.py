@@ -15,7 +15,7 @@ from scaling import arguments, draw, study
 
 from fleetfoot import recipes
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
 
 def main() -> None:

@@ -24,17 +24,17 @@ from typing import Any
 import torch
 
 from fleetfoot import api, recipes
-from fleetfoot.agents.agent import Agent
+from fleetfoot.agents.contract import Agent
 from fleetfoot.bench.provenance import provenance
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.execution.learner import Precision, learner
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
-from fleetfoot.speed import Precision, learner
-from fleetfoot.stack import stack
-from fleetfoot.topologies.seeds import joint_replay
+from fleetfoot.topologies.multi_seed.loop import joint_replay
+from fleetfoot.topologies.multi_seed.vmap import stack
 
 OBS, ACTIONS, ROWS, FILLED = 24, 6, 128, 1_000
 

@@ -18,8 +18,8 @@ from fleetfoot import recipes
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.explore import EpsilonAnnealConfig
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.bundle import total_updates
-from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.topologies.gorila.bundle import total_updates
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def actions(env: PlaygroundEnv, count: int) -> torch.Tensor:
 
 def zero_copy(env: PlaygroundEnv) -> str:
     """Actions arrive, and observations leave, where they already are."""
-    from fleetfoot.envs import playground_step
+    from fleetfoot.envs.playground import step as playground_step
 
     action = actions(env, 1)[0]
     given = playground_step.from_torch(action)

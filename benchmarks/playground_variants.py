@@ -113,7 +113,7 @@ def measure(name: str, args: argparse.Namespace, num_envs: int) -> dict[str, Any
 
 
 def native(config: Any, num_envs: int, device: torch.device, steps: int) -> dict[str, Any]:
-    from fleetfoot.envs import playground_task
+    from fleetfoot.envs.playground import task as playground_task
 
     playground_task.prepare(device)
     task = playground_task.load(playground_task.Wanted.of(config, device), num_envs)

@@ -20,12 +20,12 @@ from typing import Any
 
 from fleetfoot import recipes, train
 from fleetfoot.bench.provenance import provenance
+from fleetfoot.config import to_json
 from fleetfoot.envs.atari import FRAME_SKIP
 from fleetfoot.log import curve
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.part import to_json
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
 RESULTS = Path(__file__).parent / "results"
 SOLVED = 15.0

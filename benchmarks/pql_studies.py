@@ -25,10 +25,10 @@ from fleetfoot import recipes, train
 from fleetfoot.agents.ddpg import DDPGConfig
 from fleetfoot.bench.provenance import provenance
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.config import to_json
 from fleetfoot.explore import NoiseLadderConfig
 from fleetfoot.log import LogConfig, curve
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.part import to_json
 from fleetfoot.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results"

@@ -19,11 +19,11 @@ from typing import Any
 
 from fleetfoot import recipes, train
 from fleetfoot.bench.provenance import provenance
-from fleetfoot.folders import read_recipe
+from fleetfoot.config import to_json
 from fleetfoot.log import curve
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.part import to_json
+from fleetfoot.run.folder import read_recipe
 
 RESULTS = Path(__file__).parent / "results"
 

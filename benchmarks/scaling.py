@@ -12,10 +12,10 @@ from typing import Any
 
 from fleetfoot.api import resume, train
 from fleetfoot.bench.provenance import provenance
-from fleetfoot.folders import has_checkpoint, is_run
+from fleetfoot.config import to_json
 from fleetfoot.log import LogConfig, curve
-from fleetfoot.part import to_json
 from fleetfoot.recipe import Recipe
+from fleetfoot.run.folder import has_checkpoint, is_run
 
 RESULTS = Path(__file__).parent / "results"
 QUIET = LogConfig(every_vec_steps=50, tensorboard=False, console=False)

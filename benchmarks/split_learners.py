@@ -30,15 +30,15 @@ from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.bench.learner import forget
 from fleetfoot.bench.provenance import provenance
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.config import to_json
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import EVAL_RETURN, Counters, LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.pace import PaceConfig
-from fleetfoot.part import to_json
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.run import Run
-from fleetfoot.topologies.split_learners import SplitLearnersConfig, SplitRun, split_learners
+from fleetfoot.run.build import Run
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun, split_learners
 from fleetfoot.topologies.synchronous import SynchronousConfig, synchronous
 
 RESULT = Path(__file__).parent / "results" / "split-learners.json"

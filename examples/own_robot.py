@@ -13,9 +13,9 @@ import time
 import numpy as np
 import torch
 
+from fleetfoot.config import part
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.mujoco import Draw, MuJoCoEnv, Physics, Task
-from fleetfoot.part import part
 
 ROBOT = """
 <mujoco>

@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
     """One local Ray for all tests: it takes seconds to start, and a run uses the one it finds."""
-    from fleetfoot.topologies.cluster import RayConfig, cluster
+    from fleetfoot.topologies.ray.cluster import RayConfig, cluster
 
     with cluster(RayConfig(), cpus=16, gpus=0) as started:
         yield started

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetfoot.bench.apex import bench_apex
-from fleetfoot.bench.prefetch import bench_prefetch
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 
 def test_an_actor_is_measured_beside_the_bare_environment() -> None:
@@ -25,5 +24,3 @@ def test_an_actor_is_measured_beside_the_bare_environment() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="bench apex needs"):
         bench_apex(num_envs=0)
-    with pytest.raises(UserError, match="bench prefetch needs"):
-        bench_prefetch(depths=(0,))

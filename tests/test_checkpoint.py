@@ -25,7 +25,8 @@ from fleetfoot.checkpoint import Checkpoint, CheckpointConfig, load, pack, read,
 from fleetfoot.checkpoint import write as writing
 from fleetfoot.checkpoint.read import seal
 from fleetfoot.checkpoint.tree import DTYPES
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.config import from_json, to_json
+from fleetfoot.errors import UserError
 
 RECIPE = {"part": "Recipe", "seed": 1, "gamma": 0.99}
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
+from fleetfoot.errors import UserError
 from fleetfoot.explore import (
     AsSampledConfig,
     EpsilonAnnealConfig,
@@ -14,7 +15,6 @@ from fleetfoot.explore import (
     GreedyConfig,
     NoiseLadderConfig,
 )
-from fleetfoot.part import UserError
 
 CPU = torch.device("cpu")
 

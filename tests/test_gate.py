@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fleetfoot.pace import Gate
+from fleetfoot.topologies.pql.gate import Gate
 
 STAGES = ("actor", "critic", "policy")
 

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fleetfoot.config import from_json, to_json
+from fleetfoot.errors import UserError
 from fleetfoot.log import (
     EVAL_RETURN,
     Console,
@@ -32,7 +34,6 @@ from fleetfoot.log import (
     curve,
     plot_text,
 )
-from fleetfoot.part import UserError, from_json, to_json
 
 CPU = torch.device("cpu")
 

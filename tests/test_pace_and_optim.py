@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fleetfoot.errors import UserError
 from fleetfoot.optim import (
     AdaGradConfig,
     AdamConfig,
@@ -19,8 +20,8 @@ from fleetfoot.optim import (
     cosine,
     laid_out_like,
 )
-from fleetfoot.pace import Lead, PaceConfig
-from fleetfoot.part import UserError
+from fleetfoot.pace import PaceConfig
+from fleetfoot.topologies.apex.lead import Lead
 
 
 @given(ratio=st.floats(0.01, 10), warmup=st.integers(0, 20), steps=st.integers(0, 200))

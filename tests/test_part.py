@@ -11,19 +11,20 @@ import torch
 
 import fleetfoot
 from fleetfoot import recipes
-from fleetfoot.agents.agent import AgentConfig
 from fleetfoot.agents.brc import BRCConfig
+from fleetfoot.agents.contract import AgentConfig
+from fleetfoot.config import PARTS, from_json, to_json
 from fleetfoot.data import Continuous, EnvSpec
-from fleetfoot.envs.mjlab import MjlabConfig
+from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.generators import generator_state, restore_generator
+from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import PARTS, UserError, from_json, to_json
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.rng import generator_state, restore_generator
 
 CPU = torch.device("cpu")
 

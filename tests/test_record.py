@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fleetfoot import record
 from fleetfoot.data import Continuous, EnvSpec, Obs
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 SPEC = EnvSpec("x", 1, (1,), Continuous(1), torch.device("cpu"))
 

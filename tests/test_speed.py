@@ -16,18 +16,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.agent import every
+from fleetfoot.agents.contract import every
 from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.api import resume, train
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.nn.mlp import MLPConfig
-from fleetfoot.optim import AdamWConfig
-from fleetfoot.replay.evict import FifoConfig
-from fleetfoot.replay.prefetch import prefetching
-from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
-from fleetfoot.speed import (
+from fleetfoot.execution.learner import (
     CapturedLearner,
     Compiled,
     EagerLearner,
@@ -37,6 +31,11 @@ from fleetfoot.speed import (
     updater,
     why_not_captured,
 )
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.optim import AdamWConfig
+from fleetfoot.replay.evict import FifoConfig
+from fleetfoot.replay.replay import Replay, ReplayConfig
+from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
 from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
@@ -262,8 +261,6 @@ def test_what_stands_against_cuda_graphs() -> None:
     assert "none on cpu" in str(why_not_captured(agent, replay, CPU, 1))
     _, prioritised = parts("fast_td3", sampler=ProportionalConfig(), rows=3)
     assert why_not_captured(agent, prioritised, cuda, 1) is None
-    with prefetching(replay, rows=4, depth=1) as ahead:
-        assert "drawn ahead" in str(why_not_captured(agent, ahead, cuda, 1))
 
 
 class Decisions:
@@ -378,19 +375,22 @@ def test_the_rings_counters_on_the_device_follow_those_of_the_host() -> None:
     ring = replay.ring
     for transition in noise(spec_of(replay), 37):  # it holds 30
         replay.append(transition)
-        assert (ring.filled.item(), ring.gone.item()) == (ring.size, ring.written - ring.size)
-    assert ring.gone.item() == 7
-    filled, gone = ring.filled, ring.gone
+        assert (ring.num_stored.item(), ring.num_dropped.item()) == (
+            ring.size,
+            ring.written - ring.size,
+        )
+    assert ring.num_dropped.item() == 7
+    filled, gone = ring.num_stored, ring.num_dropped
     ring.trim(ring.size - 4)
-    assert (ring.filled.item(), ring.gone.item()) == (26, 11)
+    assert (ring.num_stored.item(), ring.num_dropped.item()) == (26, 11)
     _, other = parts("fast_td3", rows=0)
-    own = other.ring.filled, other.ring.gone
+    own = other.ring.num_stored, other.ring.num_dropped
     other.load_state_dict(copy.deepcopy(replay.state_dict()))
-    assert (other.ring.filled.item(), other.ring.gone.item()) == (26, 11)
+    assert (other.ring.num_stored.item(), other.ring.num_dropped.item()) == (26, 11)
     # The very tensors that recorded reads know.
-    assert (ring.filled, ring.gone) == (filled, gone)
-    assert own[0] is other.ring.filled
-    assert own[1] is other.ring.gone
+    assert (ring.num_stored, ring.num_dropped) == (filled, gone)
+    assert own[0] is other.ring.num_stored
+    assert own[1] is other.ring.num_dropped
 
 
 CUDA = torch.device("cuda")

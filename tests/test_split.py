@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from fleetfoot.execution.learner import EagerLearner
 from fleetfoot.log import split as split_module
 from fleetfoot.log.split import TimeSplit
-from fleetfoot.speed import EagerLearner
-from fleetfoot.topologies.clock import Clock
-from fleetfoot.topologies.run import Run
+from fleetfoot.run.build import Run
+from fleetfoot.run.clock import Clock
 from fleetfoot.topologies.synchronous import vec_steps
 from topologies.test_synchronous import small
 

@@ -12,8 +12,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# `part` the decorator; the module of the same name stays reachable as `from fleetfoot.part import ...`.
-from fleetfoot.part import UserError, part
+# `part` the decorator; the module of the same name stays reachable as `from fleetfoot.config import ...`.
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 
 # OpenMP threads that wait for each other spin for a while before they sleep. With the default of libgomp (far longer
 # than any of our products) a second busy process on the same cores makes training many times slower. This must be

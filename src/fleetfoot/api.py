@@ -15,8 +15,10 @@ from torch import nn
 from fleetfoot import checkpoint, record
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, Evaluator
-from fleetfoot.folders import (
+from fleetfoot.recipe import Recipe, Result
+from fleetfoot.run.folder import (
     alone,
     check_changes,
     differences,
@@ -30,10 +32,9 @@ from fleetfoot.folders import (
     seed_folders,
     write_recipe,
 )
-from fleetfoot.part import UserError
-from fleetfoot.ranks import Ranks, joined
-from fleetfoot.recipe import Recipe, Result, resolve_device
-from fleetfoot.topologies import seeds as seeds_as_one
+from fleetfoot.run.ranks import Ranks, joined
+from fleetfoot.system import resolve_device
+from fleetfoot.topologies.multi_seed import loop as seeds_as_one
 
 Which: TypeAlias = Literal["best", "last"]
 
@@ -48,7 +49,7 @@ class LoadedPolicy(NamedTuple):
 def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
     """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
     with joined() as ranks, contextlib.ExitStack() as held:
-        with ranks.agreeing():
+        with ranks.raise_together():
             _check(recipe, ranks)
             place = new_folder(recipe, folder) if ranks.first else Path()
             made = not place.exists()
@@ -142,7 +143,7 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
     place = run_of(folder)
     check_changes(read_recipe(folder), recipe)
     with joined() as ranks, contextlib.ExitStack() as held:
-        with ranks.agreeing():
+        with ranks.raise_together():
             _check(recipe, ranks)
             if ranks.first:
                 held.enter_context(alone(place))

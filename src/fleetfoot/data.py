@@ -112,7 +112,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learned:
+class UpdateResult:
     """What one update tells. The metrics stay tensors on their device until the log reads them."""
 
     metrics: dict[str, Tensor] = field(default_factory=dict[str, Tensor])

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
+from fleetfoot.config import part
 from fleetfoot.data import Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv
-from fleetfoot.part import UserError, part
+from fleetfoot.errors import UserError
 
 CHECK_EVERY = (
     16  # steps between looks at whether all episodes are over: each look waits for the device

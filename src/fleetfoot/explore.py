@@ -10,9 +10,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.config import part
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
-from fleetfoot.generators import generator_state, restore_generator
-from fleetfoot.part import UserError, part
+from fleetfoot.errors import UserError
+from fleetfoot.rng import generator_state, restore_generator
 
 
 class Explorer(Protocol):

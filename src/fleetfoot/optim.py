@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 
 
 class Stepper(Protocol):

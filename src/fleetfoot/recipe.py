@@ -8,7 +8,6 @@ result = train(replace(recipes.get("fast_td3/halfcheetah"), seed=3))
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,17 +16,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleetfoot.agents.agent import Agent, AgentConfig
+from fleetfoot.agents.contract import Agent, AgentConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.config import part
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import EnvConfig
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.execution.learner import Mode, Precision
 from fleetfoot.explore import ExplorerConfig
 from fleetfoot.log import Counters, LogConfig
 from fleetfoot.pace import PaceConfig
-from fleetfoot.part import UserError, part
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.speed import Mode, Precision
+from fleetfoot.system import resolve_device
 
 
 @dataclass(frozen=True)
@@ -137,27 +138,3 @@ class Recipe:
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
         self.torch_device()
-
-
-def resolve_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:K.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:K.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count() > 0:
-        raise UserError(f"device {name} was asked for, but there are {torch.cuda.device_count()}.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "device cuda was asked for, but torch sees no GPU; use --device cpu or auto."
-        )
-    return device
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

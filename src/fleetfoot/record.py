@@ -22,7 +22,7 @@ from torch import nn
 
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 Frame: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import Obs, Step, Transition
-from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.explore import Explorer
 from fleetfoot.log.split import TimeSplit
 
 Stepper = Callable[[Tensor], Step]
-
-TURN_SECONDS = 1e-4
 
 
 def rollout(
@@ -42,66 +35,3 @@ def rollout(
             info=step.info,
         )
         obs = step.obs
-
-
-@contextmanager
-def quick_turns() -> Iterator[None]:
-    """For threads that take turns at the interpreter. One that comes back from a call into the device waits for it up
-    to the switch interval; Python's own, 5 ms, is as long as a vec step."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(TURN_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-class Background:
-    """Steps an environment in a thread, and on a GPU on a stream, of its own, while the caller does `meanwhile`.
-
-    The two must not touch the same things: the environment is the thread's until its step is back.
-    """
-
-    def __init__(
-        self,
-        env: VecEnv,
-        meanwhile: Callable[[], None],
-        ready: Callable[[], bool],
-        split: TimeSplit,
-    ):
-        """Where `meanwhile` is not `ready`, one after the other, with the same result: two that record CUDA graphs at
-        once may fail."""
-        self.env, self.meanwhile, self.ready, self.split = env, meanwhile, ready, split
-        self.stack = ExitStack()
-        self.stack.enter_context(quick_turns())
-        self.thread = self.stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="simulate"))
-        on_gpu = env.spec.device.type == "cuda"
-        self.stream: torch.cuda.Stream | None = None
-        if on_gpu:
-            self.stream = torch.cuda.Stream(env.spec.device)  # type: ignore[no-untyped-call]
-
-    def __call__(self, action: Tensor) -> Step:
-        if not self.ready():
-            with self.split("simulate"):
-                step = self.env.step(action)
-            if self.stream is not None:
-                torch.cuda.synchronize()
-            self.meanwhile()
-            return step
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-        coming = self.thread.submit(self._step, action)
-        try:
-            self.meanwhile()
-        finally:
-            step = coming.result()
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
-        return step
-
-    def _step(self, action: Tensor) -> Step:
-        with torch.cuda.stream(self.stream), self.split("simulate"):
-            return self.env.step(action)
-
-    def close(self) -> None:
-        self.stack.close()

@@ -15,14 +15,15 @@ from fleetfoot import recipes, train
 from fleetfoot.agents.brc import BRC, BRCConfig
 from fleetfoot.api import load_policy
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.config import part
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Transition
 from fleetfoot.envs.tensor import Pendulums, TensorConfig, TensorEnv
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, EvaluationConfig
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe
 from oracles import categorical as oracle
 from reaching import train_until

@@ -14,13 +14,13 @@ from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.bro import BRO, BROConfig
 from fleetfoot.data import Continuous, Discrete
+from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import UserError
-from fleetfoot.topologies.run import Run
+from fleetfoot.run.build import Run
 from fleetfoot.topologies.synchronous import vec_steps
 from reaching import train_until
 

@@ -16,6 +16,7 @@ from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DAC, DACConfig
 from fleetfoot.data import Continuous, Discrete, Obs
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import UserError
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.nn.controller import ExpConfig
 from fleetfoot.nn.gaussian import Sampled
@@ -23,8 +24,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
-from fleetfoot.part import UserError
-from fleetfoot.topologies.run import Run
+from fleetfoot.run.build import Run
 from fleetfoot.topologies.synchronous import vec_steps
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")

@@ -20,15 +20,15 @@ from agents.made_up import (
     small_run,
 )
 from fleetfoot import checkpoint, recipes
-from fleetfoot.agents.agent import ActorCritic
+from fleetfoot.agents.contract import ActorCritic
 from fleetfoot.agents.ddpg import DDPG, DDPGConfig
 from fleetfoot.api import resume, train
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
+from fleetfoot.errors import UserError
 from fleetfoot.explore import EpsilonLadderConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.ops.clip_gradient import clip_gradient
 from fleetfoot.optim import AdamConfig, LocalStepper
-from fleetfoot.part import UserError
 
 SMALL = DDPGConfig(
     critics=2,

@@ -15,13 +15,13 @@ from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.dqn import DQN, DQNConfig
 from fleetfoot.api import resume, train
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.errors import UserError
 from fleetfoot.explore import NoiseLadderConfig
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import DuelingHead
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamConfig, LocalStepper
-from fleetfoot.part import UserError
 
 SMALL = DQNConfig(
     target_every=3,

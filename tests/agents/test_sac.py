@@ -15,6 +15,7 @@ from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.sac import SAC, ReDoConfig, ResetsConfig, SACConfig
 from fleetfoot.data import Batch, Discrete
+from fleetfoot.errors import UserError
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.linear import LayerNorm, Linear
 from fleetfoot.nn.mlp import MLP, MLPConfig
@@ -23,7 +24,6 @@ from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Result
 from fleetfoot.recipes.sac import COMBINATIONS, combined
 

@@ -16,13 +16,13 @@ from fleetfoot import recipes, resume, train
 from fleetfoot.agents.vpl import VPL, VPLConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Continuous, Discrete, Obs
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig

@@ -13,9 +13,9 @@ import torch
 
 from cli.test_main import call, refusal
 from fleetfoot.bench import learner as bench_learner
+from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
-from fleetfoot.part import UserError
-from fleetfoot.topologies import run
+from fleetfoot.run import build as run
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol
 import pytest
 
 from fleetfoot.cli.form import flags_of, form_of, help_texts, parse, parse_recipe
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 
 
 class Wheels(Protocol):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetfoot import folders, recipes
+from fleetfoot import recipes
 from fleetfoot.cli.main import COMMANDS, main, take_imports
+from fleetfoot.run import folder as folders
 
 TINY = "fast_td3/pendulum"
 

@@ -15,11 +15,12 @@ import imageio_ffmpeg
 import pytest
 import torch
 
-from fleetfoot import UserError, api, checkpoint, folders, load_policy, recipes, resume, train
+from fleetfoot import UserError, api, checkpoint, load_policy, recipes, resume, train
 from fleetfoot.cli.main import main
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.run import folder as folders
 
 SMALL = [
     "--num-envs",

@@ -19,7 +19,7 @@ from fleetfoot.compare.intervals import (
     seeded,
 )
 from fleetfoot.compare.ranges import known_range
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 metrics = pytest.importorskip("rliable.metrics")
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fleetfoot.api import train
 from fleetfoot.data import Batch, Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Belief, EvaluationConfig, first_episodes
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.part import UserError
 from topologies.test_synchronous import agent_state, assert_same, small
 
 EXAMINED = EvaluationConfig(every_vec_steps=60, episodes=2, max_vec_steps=40, diagnose=True)

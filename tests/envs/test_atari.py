@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot.bench.atari import bench_atari
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Discrete, Step
 from fleetfoot.envs import atari
 from fleetfoot.envs.atari import AtariConfig, AtariEnv, names
 from fleetfoot.envs.check import check_env
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.errors import UserError
 
 pytest.importorskip("ale_py")
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.check import CLAUSES, ContractError, check_env
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 MADE = itertools.count()
 

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from fleetfoot.bench.envpool import bare_player, bench_envpool
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolEnv, EnvPoolTasksConfig
-from fleetfoot.envs.envpool_pool import TaskKind, _check_gl, load
-from fleetfoot.envs.envpool_tasks import SETS
-from fleetfoot.envs.joined import Joined
+from fleetfoot.envs.envpool.pool import TaskKind, _check_gl, load
+from fleetfoot.envs.envpool.tasks import SETS
 from fleetfoot.envs.vec_env import TwoHalves
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.errors import UserError
+from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 
 if importlib.util.find_spec("envpool") is None:
     pytest.skip("needs EnvPool", allow_module_level=True)
@@ -240,7 +241,7 @@ def test_several_tasks_are_the_single_ones() -> None:
 def test_sets_joined_are_the_single_ones(repeat: int) -> None:
     config = EnvPoolConfig(task="Hopper-v5", max_episode_steps=25, action_repeat=repeat)
     actions = script(40, 3, 3)
-    joined = Joined([config.build(1, seed, CPU) for seed in range(3)], CPU)
+    joined = ConcatVecEnv([config.build(1, seed, CPU) for seed in range(3)], CPU)
     assert all(isinstance(part, TwoHalves) for part in joined.parts)
     first = joined.reset().actor
     steps = [joined.step(action) for action in actions]

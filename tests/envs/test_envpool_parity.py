@@ -14,7 +14,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fleetfoot.envs.envpool import EnvPoolConfig, TaskKind
+from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.envpool.pool import TaskKind
 
 suite = pytest.importorskip("dm_control.suite", exc_type=ImportError)
 pytest.importorskip("envpool")

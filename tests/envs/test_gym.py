@@ -13,10 +13,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Discrete
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.gym import GymConfig, names
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")
 

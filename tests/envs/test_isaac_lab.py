@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Transition
-from fleetfoot.envs import isaac_lab
 from fleetfoot.envs.check import check_env
-from fleetfoot.envs.isaac_lab import IsaacLabConfig, IsaacLabEnv, OwnRandom, Simulation
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.envs.lab import isaac_lab
+from fleetfoot.envs.lab.isaac_lab import IsaacLabConfig, IsaacLabEnv, OwnRandom, Simulation
+from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import ReplayConfig
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import Step
-from fleetfoot.envs.joined import Joined
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,9 @@ def test_rows_are_those_of_the_parts_and_parts_work_at_the_same_time() -> None:
     sizes = (2, 1, 3)
     parts = [pendulum(size, seed) for seed, size in enumerate(sizes)]
     alone = [pendulum(size, seed) for seed, size in enumerate(sizes)]
-    joined = Joined([Halves(parts[0], "a", notes), parts[1], Halves(parts[2], "c", notes)], CPU)
+    joined = ConcatVecEnv(
+        [Halves(parts[0], "a", notes), parts[1], Halves(parts[2], "c", notes)], CPU
+    )
     assert joined.spec.num_envs == 6
     first = torch.cat([env.reset().actor for env in alone])
     assert torch.equal(joined.reset().actor, first)

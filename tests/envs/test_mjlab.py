@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
-from fleetfoot.envs import mjlab
 from fleetfoot.envs.check import check_env
-from fleetfoot.envs.mjlab import MjlabConfig, MjlabEnv, names, task_config
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.envs.lab import mjlab
+from fleetfoot.envs.lab.mjlab import MjlabConfig, MjlabEnv, names, task_config
+from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")
 CARTPOLE = "Mjlab-Cartpole-Balance"

@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from fleetfoot.bench.env import bench_env
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
-from fleetfoot.envs import mujoco_tasks, render
+from fleetfoot.envs import render
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.mujoco import Draw, MuJoCoConfig, MuJoCoEnv, Physics, Task, names
-from fleetfoot.envs.mujoco_joints import Joints
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.envs.mujoco import tasks as mujoco_tasks
+from fleetfoot.envs.mujoco.joints import Joints
+from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")
 WITHOUT = {

@@ -15,10 +15,10 @@ from torch import Tensor
 from fleetfoot import checkpoint, recipes
 from fleetfoot.bench.env import bench_env
 from fleetfoot.bench.playground import bench_playground
-from fleetfoot.envs import playground_task
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv
-from fleetfoot.part import UserError
+from fleetfoot.envs.playground import task as playground_task
+from fleetfoot.errors import UserError
 
 pytest.importorskip("mujoco_playground")
 jax: Any = pytest.importorskip("jax")
@@ -134,7 +134,7 @@ def test_a_saved_state_goes_through_a_checkpoint_and_must_fit(env: PlaygroundEnv
 
 
 def test_actions_cross_without_a_copy_and_of_the_right_shape(env: PlaygroundEnv) -> None:
-    from fleetfoot.envs import playground_step
+    from fleetfoot.envs.playground import step as playground_step
 
     action = torch.zeros(64, 16)
     assert playground_step.from_torch(action).unsafe_buffer_pointer() == action.data_ptr()
@@ -168,7 +168,7 @@ def test_evaluation_has_the_stock_task() -> None:
 def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
     from mujoco_playground import registry
 
-    from fleetfoot.envs.playground_step import Program, _Settings
+    from fleetfoot.envs.playground.step import Program, _Settings
 
     config = registry.get_default_config(task).lock()
     stock = dict(config.reward_config.scales)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from fleetfoot.config import from_json, to_json
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
-from fleetfoot.envs.joined import Joined
-from fleetfoot.envs.processes import ProcessEnv
+from fleetfoot.envs.subprocess.env import ProcessEnv
 from fleetfoot.envs.vec_env import TwoHalves
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.errors import UserError
+from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 
 CPU = torch.device("cpu")
 
@@ -114,7 +115,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_step(monkeypatch: pytest.Mon
 
 def test_sets_joined_are_the_single_ones() -> None:
     actions = torch.rand(20, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    joined, alone = Joined([fake(2, 0), fake(2, 1)], CPU), [fake(2, 0), fake(2, 1)]
+    joined, alone = ConcatVecEnv([fake(2, 0), fake(2, 1)], CPU), [fake(2, 0), fake(2, 1)]
     assert all(isinstance(part, TwoHalves) for part in alone)
     for env in (joined, *alone):
         env.reset()

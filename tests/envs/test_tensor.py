@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Discrete
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv, env_keys, mix, names, uniforms
-from fleetfoot.part import UserError, from_json, to_json
+from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")
 CONFIGS = {

@@ -20,10 +20,10 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.parameter_server import ParameterServerConfig
-from fleetfoot.topologies.split_learners import SplitLearnersConfig
-from fleetfoot.topologies.split_on_ray import OnRayConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig
+from fleetfoot.topologies.pql.on_ray import OnRayConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 WARMUP = 10

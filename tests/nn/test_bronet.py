@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.linear import Linear
-from fleetfoot.part import UserError
 
 Array = NDArray[np.float64]
 

@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 
+from fleetfoot.errors import UserError
 from fleetfoot.nn.controller import ExpConfig, SquashedConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.normalize import RunningNorm
-from fleetfoot.nn.reset import Initial, due
+from fleetfoot.nn.reset import ResetPoint, due
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamWConfig, RMSPropConfig
-from fleetfoot.part import UserError
 
 
 def test_adjusters_start_where_they_are_told() -> None:
@@ -42,7 +42,7 @@ def test_a_reset_brings_back_weights_and_optimisers_but_not_statistics(
     net, norm = MLPConfig(hidden=(8,)).build(3, 2), RunningNorm((3,))
     module = torch.nn.Sequential(norm, net)
     step = optim.build(net.parameters(), total_steps=10)
-    initial = Initial([module], [step])
+    initial = ResetPoint([module], [step])
     begun = copy.deepcopy(net.state_dict())
     x = torch.randn(16, 3)
 
@@ -67,7 +67,7 @@ def test_a_reset_brings_back_weights_and_optimisers_but_not_statistics(
 def test_a_reset_brings_back_what_follows_from_the_weights() -> None:
     net = MLPConfig(hidden=(8,), spectral_norm=True, start="orthogonal").build(3, 2)
     layer = next(module for module in net.modules() if isinstance(module, SpectralLinear))
-    initial = Initial([net], [])
+    initial = ResetPoint([net], [])
     with torch.no_grad():
         layer.weight.normal_()
     net.constrain_()

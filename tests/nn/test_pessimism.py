@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fleetfoot.errors import UserError
 from fleetfoot.nn.pessimism import (
     BanditBoundConfig,
     Bound,
@@ -15,7 +16,6 @@ from fleetfoot.nn.pessimism import (
     LearnedBoundConfig,
 )
 from fleetfoot.optim import AdamConfig, SGDConfig
-from fleetfoot.part import UserError
 
 GAMMA = 0.9
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fleetfoot.errors import UserError
 from fleetfoot.nn.linear import LayerNorm, Linear
 from fleetfoot.nn.mlp import MLP, CReLU, MLPConfig
 from fleetfoot.nn.redo import ReDo, fresh_columns
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
-from fleetfoot.part import UserError
 
 
 def make(members: int | None = 2, inputs: int = 5, outputs: int = 1, **changes: object) -> MLP:

@@ -23,7 +23,7 @@ from fleetfoot.nn.pessimism import FixedBoundConfig
 from fleetfoot.nn.simba import Dense, SimbaV2Config
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.nn.torso import MLPTorsoConfig
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 
 SPECTRAL = MLPConfig(hidden=(16, 16), spectral_norm=True)
 
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 def test_a_target_takes_over_a_share_and_has_the_same_statistics() -> None:
     network = Net()
-    target = target_of(network, network.norm)
+    target = target_copy(network, network.norm)
     assert target.norm is network.norm
     assert not any(weight.requires_grad for weight in target.parameters())
     assert all(weight.requires_grad for weight in network.parameters())

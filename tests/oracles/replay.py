@@ -43,7 +43,7 @@ class OracleReplay:
             )
             del self.columns[c][: -self.rows]
 
-    def cut(self) -> None:
+    def mark_break(self) -> None:
         for column in self.columns:
             if not column[-1].terminated:
                 column[-1].truncated = True

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot.data import Discrete, EnvSpec, Obs, Transition
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
 from oracles.replay import OracleReplay
@@ -111,8 +111,8 @@ def test_stacks_equal_whole_stored_observations(
         replay.append(transition)
         oracle.append(transition)
         if step in cuts:
-            replay.cut()
-            oracle.cut()
+            replay.mark_break()
+            oracle.mark_break()
             film.stack = film.first()
     compare_actor(replay, oracle)
 

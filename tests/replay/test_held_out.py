@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot.data import Transition
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 from fleetfoot.replay.held_out import HeldOutUniform, HeldOutUniformConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from replay.test_replay import CPU, Stream, make_spec
@@ -123,7 +123,9 @@ def test_the_share_is_kept_and_does_not_depend_on_draws() -> None:
     assert isinstance(samplers[0], HeldOutUniform)
     assert isinstance(samplers[1], HeldOutUniform)
     assert torch.equal(samplers[0].held, samplers[1].held)
-    counts = [float(s.written - s.gone) for s in (samplers[0].held_out, samplers[0].training)]
+    counts = [
+        float(s.written - s.num_dropped) for s in (samplers[0].held_out, samplers[0].training)
+    ]
     assert sum(counts) == 2000
     assert counts[0] / 2000 == pytest.approx(1 / 4, abs=0.06)
 
@@ -157,7 +159,7 @@ def test_a_cut_ends_an_episode_here_too() -> None:
     diary, stream = Diary(replay), Stream(make_spec(40), 0, 0.0)
     for step in range(20):
         if step == 10:
-            replay.cut()
+            replay.mark_break()
         diary.append(stream.step())
     assert all(held == diary.held[0] for held in diary.held[:10])
     assert all(held == diary.held[10] for held in diary.held[10:])

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot import recipes
+from fleetfoot.config import from_json, to_json
+from fleetfoot.errors import UserError
 from fleetfoot.log import LogConfig
-from fleetfoot.part import UserError, from_json, to_json
 from fleetfoot.replay.evict import FifoConfig, Inverse, InverseConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import Proportional, ProportionalConfig, UniformConfig
@@ -355,7 +356,7 @@ def test_on_a_gpu_neither_draws_nor_updates_wait_for_it(largest: Any) -> None:
     assert isinstance(replay.sampler, Proportional)
     ring, found = replay.ring, replay.sampler
     ring.size = ring.written = 8
-    ring.moved()
+    ring.sync_counters()
     found.set_priority(torch.arange(24, device=device), error.double().repeat(8))
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import Drawn
@@ -134,8 +134,8 @@ def test_windows_equal_the_oracle(
         replay.append(transition)
         oracle.append(transition)
         if step in cuts:
-            replay.cut()
-            oracle.cut()
+            replay.mark_break()
+            oracle.mark_break()
             stream.obs = stream.draw_obs()
     compare(replay, oracle)
     batch = everything(replay)

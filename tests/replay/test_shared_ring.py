@@ -84,8 +84,8 @@ def test_it_equals_one_ring_per_writer(
         shared.append(step, writer=writer)
         plain[writer].append(step)
         if at in cuts:
-            shared.cut(writer)
-            plain[writer].cut()
+            shared.mark_break(writer)
+            plain[writer].mark_break()
             streams[writer] = stream(spec, seed + 100 + at, 0.2)
     compare(shared, plain, width)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfoot.config import part
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
-from fleetfoot.part import part
 
 
 @part

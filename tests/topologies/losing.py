@@ -14,7 +14,7 @@ import psutil
 
 from fleetfoot import checkpoint
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

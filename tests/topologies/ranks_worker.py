@@ -22,17 +22,17 @@ from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.generators import Noise
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import UserError
-from fleetfoot.ranks import Ranks, SaidElsewhere, joined
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.rng import RandomStream
+from fleetfoot.run.ranks import Ranks, ReportedElsewhere, joined
+from fleetfoot.run.sharded import bind, check_same, joint_spec
 from fleetfoot.topologies import synchronous as synchronous_module
-from fleetfoot.topologies.sharded import bind, check_same, joint_spec
 from topologies.test_synchronous import SpoiledConfig, interrupted_at, small
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def trained(name: str, ranks: Ranks) -> dict[str, Any]:
         return draw(rows, 2).tanh()
 
     # FastSAC's noise: the joint draw, of which each rank takes its rows. (What ranks draw by themselves differs.)
-    for noise in (v for v in vars(agent).values() if isinstance(v, Noise)):
+    for noise in (v for v in vars(agent).values() if isinstance(v, RandomStream)):
         noise.normal = lambda rows, actions: draw(ROWS, actions)  # type: ignore[method-assign]
     for _ in range(STEPS):
         terminated, truncated = draw(ENVS) > 1, draw(ENVS) > 2
@@ -136,7 +136,7 @@ def talk(ranks: Ranks) -> None:
     assert ranks.any(ranks.rank == 1)
     assert not ranks.any(False)
     assert ranks.first_says(lambda: {"rank": ranks.rank}) == {"rank": 0}
-    with fails(ranks, "no room"), ranks.agreeing():
+    with fails(ranks, "no room"), ranks.raise_together():
         if ranks.rank == 1:
             raise UserError("no room")
     tree = {"t": torch.arange(5, dtype=torch.int16), "nested": [{"x": torch.ones(2, 0)}, 0.5, None]}
@@ -160,7 +160,7 @@ def fails(ranks: Ranks, line: str) -> Iterator[None]:
     """All ranks fail for the same reason, and the first is the one to say it."""
     with pytest.raises(UserError, match=line) as caught:
         yield
-    assert isinstance(caught.value, SaidElsewhere) != ranks.first
+    assert isinstance(caught.value, ReportedElsewhere) != ranks.first
 
 
 def main(folder: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from fleetfoot.agents.ddpg import DDPG, DDPGConfig
+from fleetfoot.config import part
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
-from fleetfoot.part import part
 
 
 @part

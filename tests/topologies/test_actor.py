@@ -15,6 +15,7 @@ from torch import Tensor
 from fleetfoot import recipes
 from fleetfoot.data import Obs, Transition
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import UserError
 from fleetfoot.explore import (
     EpsilonAnnealConfig,
     EpsilonLadderConfig,
@@ -23,14 +24,13 @@ from fleetfoot.explore import (
     share_of,
 )
 from fleetfoot.nn.normalize import RunningNorm
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.topologies.actor import Actor, ActorFailed
-from fleetfoot.topologies.actor_fleet import ActorFleet
-from fleetfoot.topologies.block import Block, pack_lines, unpack_lines
-from fleetfoot.topologies.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
-from fleetfoot.topologies.local_buffer import LocalBuffer
+from fleetfoot.topologies.apex.actor import Actor, ActorFailed
+from fleetfoot.topologies.apex.fleet import ActorFleet
+from fleetfoot.topologies.apex.priorities import LocalBuffer
+from fleetfoot.topologies.ray.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
+from fleetfoot.topologies.ray.transport import Block, pack_lines, unpack_lines
 from replay.test_frames import Film, frame_spec
 from replay.test_replay import Stream, make_spec
 
@@ -121,7 +121,9 @@ def collected(recipe: Recipe, lines: int) -> tuple[Any, Replay, int]:
     agent: Any = recipe.agent.build(
         spec, gamma=recipe.gamma, total_updates=1, seed=seed, device=CPU
     )
-    weights = {name: getattr(agent, name).state_dict() for name in ("behaviour", "appraiser")}
+    weights = {
+        name: getattr(agent, name).state_dict() for name in ("behaviour", "initial_priority")
+    }
     block = actor.collect(lines, 1, to_arrays(weights))
     replay = recipe.replay.build(spec, gamma=recipe.gamma, seed=0, device=CPU)
     errors = to_tensors(block.td_error)
@@ -190,7 +192,9 @@ def test_acting_in_bfloat16_leaves_statistics_and_environments_alone(name: str) 
     for module in agent.behaviour.modules():
         if isinstance(module, RunningNorm):
             module.update(seen)
-    weights = {part: getattr(agent, part).state_dict() for part in ("behaviour", "appraiser")}
+    weights = {
+        part: getattr(agent, part).state_dict() for part in ("behaviour", "initial_priority")
+    }
     for actor in (exact, rough):
         block = actor.collect(3, 1, to_arrays(weights))
         assert block.lines["reward"].dtype == np.float32

@@ -25,18 +25,18 @@ from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.sac import SACConfig
 from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.folders import read_recipe
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies import actor_learner as actor_learner_module
-from fleetfoot.topologies.actor_fleet import ActorFleet
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.cluster import RayConfig, died, load_ray, one_line, remote
-from fleetfoot.topologies.fleet_run import BURST
+from fleetfoot.run.folder import read_recipe
+from fleetfoot.topologies.apex import loop as actor_learner_module
+from fleetfoot.topologies.apex.fleet import ActorFleet
+from fleetfoot.topologies.apex.learner import BURST
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
+from fleetfoot.topologies.ray.cluster import RayConfig, died, load_ray, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from reaching import train_until
 from topologies.crashing import BadExamConfig, CrashingConfig
@@ -213,7 +213,7 @@ def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
 def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:
     lean = CheckpointConfig(every_vec_steps=0, replay=False)
     recipe = small("apex_dqn/cartpole", total_vec_steps=150, checkpoint=lean)
-    recipe = changed(recipe, actors=2, free=True, max_reuse=2.0, prefetch=4)
+    recipe = changed(recipe, actors=2, free=True, max_reuse=2.0)
     result = train(recipe, tmp_path / "run")
     assert result.finished
     saved = checkpoint.load(tmp_path / "run").state["updates"]
@@ -459,8 +459,6 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert not ActorLearnerConfig().states_priorities(td3), "a uniform sampler has no use for them"
     with pytest.raises(UserError, match="one actor"):
         ActorLearnerConfig(actors=2, lockstep=True)
-    with pytest.raises(UserError, match="prefetch must be 0 or more, not -1"):
-        ActorLearnerConfig(prefetch=-1)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"fleetfoot\[ray\]"):
         load_ray()
@@ -497,7 +495,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 from fleetfoot import recipes, train
 from fleetfoot.log import LogConfig
-from fleetfoot.topologies.cluster import RayConfig
+from fleetfoot.topologies.ray.cluster import RayConfig
 nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
 for _ in range(2):
     nodes.add_node(num_cpus=3)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fleetfoot.data import Obs, Transition
-from fleetfoot.topologies.exchange import Channel, copied
-from fleetfoot.topologies.split_learners import SETTLED, SplitRun
+from fleetfoot.topologies.pql.exchange import Channel, copied
+from fleetfoot.topologies.pql.loop import SETTLED, SplitRun
 
 
 class Event:

@@ -20,9 +20,9 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
-from fleetfoot.topologies.bundle_fleet import BundleFleet
-from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
+from fleetfoot.topologies.gorila.fleet import BundleFleet
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 from topologies.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
 from topologies.test_parameter_server import small as small_gorila
 

@@ -16,13 +16,14 @@ import torch
 
 from fleetfoot import checkpoint
 from fleetfoot.api import resume, train
+from fleetfoot.config import part
 from fleetfoot.data import Transition
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
-from fleetfoot.part import UserError, part
+from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.rollout import TURN_SECONDS
+from fleetfoot.run.build import Run
 from fleetfoot.topologies import synchronous as synchronous_module
-from fleetfoot.topologies.run import Run
+from fleetfoot.topologies.overlap import TURN_SECONDS
 from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
 from topologies.test_synchronous import (
     agent_state,

@@ -16,6 +16,7 @@ from torch import Tensor
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import train
 from fleetfoot.checkpoint import CheckpointConfig, pack, unpack
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import EpsilonAnnealConfig
 from fleetfoot.log import LogConfig
@@ -24,12 +25,11 @@ from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdaGradConfig, AdamConfig
 from fleetfoot.pace import PaceConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
-from fleetfoot.topologies.bundle import (
+from fleetfoot.topologies.gorila.bundle import (
     Bundle,
     Outliers,
     build_agent,
@@ -38,15 +38,15 @@ from fleetfoot.topologies.bundle import (
     shortened,
     total_updates,
 )
-from fleetfoot.topologies.parameter_server import gradient_metrics
-from fleetfoot.topologies.server_shard import (
+from fleetfoot.topologies.gorila.loop import gradient_metrics
+from fleetfoot.topologies.gorila.server import (
     NOTHING,
-    Books,
-    Cut,
-    Rule,
+    GradientStats,
     Server,
+    ServerConfig,
     ServerShard,
-    Stamp,
+    ShardSlice,
+    Version,
     cut,
 )
 from fleetfoot.topologies.synchronous import SynchronousConfig
@@ -104,9 +104,9 @@ class Delayed(Server):
     def __init__(self, server: Server, updates: int):
         super().__init__(server.shards, server.cuts)
         self.updates = updates
-        self.waiting: list[tuple[Tensor, Stamp, int]] = []
+        self.waiting: list[tuple[Tensor, Version, int]] = []
 
-    def push(self, gradient: Tensor, known: Stamp, bundle: int) -> bool:
+    def push(self, gradient: Tensor, known: Version, bundle: int) -> bool:
         self.waiting.append((gradient, known, bundle))
         return len(self.waiting) > self.updates and super().push(*self.waiting.pop(0))
 
@@ -155,14 +155,16 @@ def stream(size: int, count: int = 40) -> list[Tensor]:
 def test_any_number_of_shards_gives_the_same_weights(shards: int) -> None:
     sizes = [13, 64, 1, 30, 7]
     weights = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
-    rule = Rule(AdaGradConfig(lr=0.03, lr_end=0.003), 40, target_every=6, tau=1.0, max_age=3)
+    rule = ServerConfig(
+        AdaGradConfig(lr=0.03, lr_end=0.003), 40, target_every=6, tau=1.0, max_age=3
+    )
     servers = []
     for count in (1, shards):
         cuts = cut(sizes, count)
         made = [ServerShard(weights[c.start : c.stop], c.pieces, rule) for c in cuts]
         servers.append(Server(made, cuts))
     for i, gradient in enumerate(stream(sum(sizes))):
-        known = Stamp(0, max(0, i - i % 5), 0)  # some are too old, for both
+        known = Version(0, max(0, i - i % 5), 0)  # some are too old, for both
         assert len({server.push(gradient, known, 0) for server in servers}) == 1
     one, many = servers
     assert one.books() == many.books()
@@ -199,12 +201,14 @@ def test_cuts_cover_everything_once_and_never_join_two_parameters() -> None:
 
 def test_adagrad_and_target_by_hand() -> None:
     """Three updates of two numbers, computed again with numpy."""
-    rule = Rule(AdaGradConfig(lr=0.1, eps=1e-10), 10, target_every=2, tau=1.0, max_age=FOR_EVER)
+    rule = ServerConfig(
+        AdaGradConfig(lr=0.1, eps=1e-10), 10, target_every=2, tau=1.0, max_age=FOR_EVER
+    )
     shard = ServerShard(torch.tensor([1.0, -2.0]), [2], rule)
     weights, squares = np.array([1.0, -2.0]), np.zeros(2)
     wanted_target = weights.copy()
     for i, gradient in enumerate(([0.5, -1.0], [0.25, 2.0], [-1.0, 0.0]), start=1):
-        shard.push(torch.tensor(gradient), Stamp(0, i - 1, 0), 0)
+        shard.push(torch.tensor(gradient), Version(0, i - 1, 0), 0)
         g = np.array(gradient)
         squares += g * g
         weights = weights - 0.1 * g / (np.sqrt(squares) + 1e-10)
@@ -212,7 +216,7 @@ def test_adagrad_and_target_by_hand() -> None:
             wanted_target = weights.copy()
     np.testing.assert_allclose(shard.weights.numpy(), weights, rtol=1e-6)
     np.testing.assert_allclose(shard.target.numpy(), wanted_target, rtol=1e-6)
-    assert shard.stamp() == Stamp(0, 3, 1)
+    assert shard.stamp() == Version(0, 3, 1)
 
 
 def test_a_gradient_that_is_too_old_changes_nothing() -> None:
@@ -366,7 +370,7 @@ def test_every_gradient_is_counted_once() -> None:
     assert books.stale[2] > 0
     assert books.total("outlying") > 0
     assert books.total("accepted") == server.shards[0].version == server.shards[1].version
-    metrics = gradient_metrics(books, Books())
+    metrics = gradient_metrics(books, GradientStats())
     assert sum(
         metrics[name] for name in metrics if name.startswith("lag/") and name != "lag/mean"
     ) == pytest.approx(1)
@@ -387,7 +391,7 @@ def test_gradients_for_a_server_that_went_back_are_refused() -> None:
     bundle.update(bundle.replay.sample(16))  # on weights that are no more
     assert torch.equal(whole(server), weights)
     assert server.books().total("stale") == before + 1
-    number = Stamp(0, 99, 0)
+    number = Version(0, 99, 0)
     server.shards[1].apply(torch.ones_like(server.shards[1].weights), number)
     assert torch.equal(whole(server), weights)
     bundle.work(5)
@@ -468,4 +472,4 @@ def test_what_a_server_cannot_teach_is_refused_in_one_line(why: str, recipe: Rec
 
 
 def test_places_of_a_cut_are_plain() -> None:
-    assert cut([4, 2], 2) == [Cut(0, 3, [3]), Cut(3, 6, [1, 2])]
+    assert cut([4, 2], 2) == [ShardSlice(0, 3, [3]), ShardSlice(3, 6, [1, 2])]

@@ -18,16 +18,16 @@ import torch
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import evaluate_run, resume, train
+from fleetfoot.errors import UserError
 from fleetfoot.log import LogConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.bundle import Report, flat
-from fleetfoot.topologies.bundle_fleet import BundleFleet
-from fleetfoot.topologies.cluster import Restarts
-from fleetfoot.topologies.interrupt import Interrupt
-from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.run.interrupt import Interrupt
+from fleetfoot.topologies.gorila.bundle import Report, flat
+from fleetfoot.topologies.gorila.fleet import BundleFleet
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
+from fleetfoot.topologies.ray.cluster import Restarts
+from fleetfoot.topologies.ray.workers import Workers
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from fleetfoot.topologies.workers import Workers
 from reaching import train_until
 from topologies.crashing import CrashingConfig
 from topologies.losing import assert_adds_up, lines
@@ -140,7 +140,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from fleetfoot.api import train
-from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 from topologies.test_parameter_server import small
 
 cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)

@@ -18,12 +18,12 @@ import torch
 
 from fleetfoot import checkpoint
 from fleetfoot.api import evaluate_run, resume, train
+from fleetfoot.errors import UserError
 from fleetfoot.explore import EpsilonLadderConfig
 from fleetfoot.log import curve
-from fleetfoot.part import UserError
-from fleetfoot.ranks import ALONE, Ranks
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.topologies.sharded import carried_over, rank_recipe
+from fleetfoot.run.ranks import ALONE, Ranks
+from fleetfoot.run.sharded import carried_over, rank_recipe
 from topologies import ranks_worker
 from topologies.ranks_worker import TOTAL
 from topologies.test_synchronous import assert_same, small, tensors

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfoot import api, checkpoint, folders, recipes
+from fleetfoot import api, checkpoint, recipes
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
@@ -17,6 +17,7 @@ from fleetfoot.cli.main import dispatch
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
 from fleetfoot.envs.tensor import Pendulum, Pendulums
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
 from fleetfoot.log import LogConfig
@@ -27,12 +28,12 @@ from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.pace import PaceConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.bookkeeping import Learning
-from fleetfoot.topologies.seeds import SeedRun, train_seeds
+from fleetfoot.run import folder as folders
+from fleetfoot.run.journal import Learning
+from fleetfoot.topologies.multi_seed.loop import SeedRun, train_seeds
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 

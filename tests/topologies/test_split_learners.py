@@ -19,16 +19,16 @@ from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies import split_learners as split_module
-from fleetfoot.topologies.split_learners import SplitLearnersConfig, SplitRun
+from fleetfoot.topologies.pql import loop as split_module
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from reaching import train_until
 from topologies.test_synchronous import (

@@ -23,22 +23,22 @@ from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.execution.learner import EagerLearner
 from fleetfoot.log import LogConfig
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay import replay as replay_module
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.speed import EagerLearner
-from fleetfoot.topologies.clock import Clock
-from fleetfoot.topologies.cluster import Restarts, pack_recipe, to_tensors
-from fleetfoot.topologies.exchange import copy_flat_, flat
-from fleetfoot.topologies.split_coordinator import RaySplitRun, covered
-from fleetfoot.topologies.split_learners import InProcessConfig, SplitLearnersConfig, SplitRun
-from fleetfoot.topologies.split_on_ray import OnRayConfig
-from fleetfoot.topologies.split_stages import RoleConfig
-from fleetfoot.topologies.split_workers import CriticLearner, PolicyLearner, SplitActor
+from fleetfoot.run.clock import Clock
+from fleetfoot.topologies.pql.coordinator import RaySplitRun, covered
+from fleetfoot.topologies.pql.exchange import copy_flat_, flat
+from fleetfoot.topologies.pql.loop import InProcessConfig, SplitLearnersConfig, SplitRun
+from fleetfoot.topologies.pql.on_ray import OnRayConfig
+from fleetfoot.topologies.pql.processes import RoleConfig
+from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
+from fleetfoot.topologies.ray.cluster import Restarts, pack_recipe, to_tensors
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.skewed import SkewedDDPGConfig, SkewedEnvConfig
 from topologies.test_split_learners import short
@@ -432,9 +432,9 @@ from dataclasses import replace
 from pathlib import Path
 from ray.cluster_utils import Cluster
 from fleetfoot import train
-from fleetfoot.topologies.split_learners import SplitLearnersConfig
-from fleetfoot.topologies.split_coordinator import RaySplitRun
-from fleetfoot.topologies.split_on_ray import OnRayConfig
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig
+from fleetfoot.topologies.pql.coordinator import RaySplitRun
+from fleetfoot.topologies.pql.on_ray import OnRayConfig
 from topologies.test_split_on_ray import pql
 nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
 workers = [nodes.add_node(num_cpus=1) for _ in range(3)]

@@ -20,20 +20,21 @@ import torch._dynamo
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.config import part
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.execution.learner import Compiled
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
 from fleetfoot.log import LogConfig, NonFinite
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.simba import SimbaV2Config
-from fleetfoot.part import UserError, part
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rollout import rollout as true_rollout
-from fleetfoot.speed import Compiled
+from fleetfoot.run.build import Run
+from fleetfoot.run.clock import Clock
 from fleetfoot.topologies import synchronous as synchronous_module
-from fleetfoot.topologies.clock import Clock
-from fleetfoot.topologies.run import Run
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 

@@ -33,9 +33,16 @@ import torch
 from torch import Tensor
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.agent import Pattern, Stateful, check_above_zero, check_at_least, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise, weights_from
+from fleetfoot.agents.contract import (
+    Pattern,
+    Stateful,
+    check_above_zero,
+    check_at_least,
+    flat_actions,
+)
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.embed import Borrowed, UnitEmbedding
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
@@ -45,9 +52,9 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.return_extremes import ReturnExtremes
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.part import UserError, part
+from fleetfoot.rng import RandomStream, seeded_init
 
 Metrics = dict[str, Tensor]
 DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
@@ -120,8 +127,11 @@ class BRC(Stateful):
         self.actions = actions = flat_actions("BRC", spec)
         self.target_entropy = cfg.target_entropy_per_action * actions
         tasks = max(1, len(spec.tasks))
-        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
-        with weights_from(seed):
+        self.critic_noise, self.policy_noise = (
+            RandomStream(seed, device),
+            RandomStream(seed + 1, device),
+        )
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             several = tasks > 1 or bool(cfg.start_from)
             vectors = UnitEmbedding(tasks, cfg.task_embedding) if several else None
@@ -138,7 +148,7 @@ class BRC(Stateful):
             self.critic = QNetwork(see, cfg.critic_net, actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = target_of(self.critic, self.norms.critic)
+        self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.atoms, device)
         self.reward_scale: ReturnExtremes | None = None
@@ -170,20 +180,20 @@ class BRC(Stateful):
             task = fresh.obs.task
             self.reward_scale.update(fresh.reward, fresh.terminated, fresh.truncated, task)
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         learned = self.update_critic(batch)
-        return Learned(learned.metrics | self.update_policy(batch.obs), learned.td_error)
+        return UpdateResult(learned.metrics | self.update_policy(batch.obs), learned.td_error)
 
     def pattern(self, count: int) -> Pattern:
         return (True,) * count
 
-    def update_critic(self, batch: Batch) -> Learned:
+    def update_critic(self, batch: Batch) -> UpdateResult:
         noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
         loss, found, td_error = self.critic_loss(batch, noise)
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
-        return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
+        return UpdateResult(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_policy(self, obs: Obs) -> Metrics:
         noise = self.policy_noise.normal(obs.actor.shape[0], self.actions)

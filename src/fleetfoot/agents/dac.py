@@ -33,24 +33,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import Pattern, Stateful, check_above_zero, check_tau, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise, weights_from
-from fleetfoot.nn.controller import Adjuster, AdjusterConfig, ExpConfig
+from fleetfoot.agents.contract import Pattern, Stateful, check_above_zero, check_tau, flat_actions
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.errors import UserError
+from fleetfoot.nn.controller import AdjusterConfig, ExpConfig, LearnedScalar
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
-from fleetfoot.nn.optimist import Exploring, Independent, IndependentConfig, OptimistConfig
-from fleetfoot.nn.reset import Initial, due
+from fleetfoot.nn.optimist import Independent, IndependentConfig, OptimistConfig, OptimisticPolicy
+from fleetfoot.nn.reset import ResetPoint, due
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig
-from fleetfoot.part import UserError, part
+from fleetfoot.rng import RandomStream, seeded_init
 
 Metrics = dict[str, Tensor]
 RESETS = (50_001, *(250_000 * i + 1 for i in range(1, 7)), 2_000_001, 2_500_001)
@@ -136,10 +137,13 @@ class DAC(Stateful):
     ):
         self.cfg = cfg
         self.actions = actions = flat_actions("DAC", spec)
-        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
-        self.optimist_noise = Noise(seed + 2, device)
+        self.critic_noise, self.policy_noise = (
+            RandomStream(seed, device),
+            RandomStream(seed + 1, device),
+        )
+        self.optimist_noise = RandomStream(seed + 2, device)
         bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
-        with weights_from(seed):
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             gains = (math.sqrt(2.0), 1.0)
@@ -149,12 +153,12 @@ class DAC(Stateful):
             self.critic = QNetwork(gaze, cfg.critic_net, actions, 1, 2).to(device)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
-        self.critic_target = target_of(self.critic, self.norms.critic)
+        self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
-        self.optimism: Adjuster = cfg.optimism.build().to(device)
-        self.kl_weight: Adjuster = cfg.kl_weight.build().to(device)
+        self.optimism: LearnedScalar = cfg.optimism.build().to(device)
+        self.kl_weight: LearnedScalar = cfg.kl_weight.build().to(device)
         self.policy = Greedy(self.gaussian)
-        self.behaviour = Exploring(self.gaussian, self.optimist, cfg.std_factor)
+        self.behaviour = OptimisticPolicy(self.gaussian, self.optimist, cfg.std_factor)
         total = total_updates
         self.step_critic = cfg.critic_optim.build(
             self.critic.parameters(), total, self.critic.constrain_
@@ -170,8 +174,8 @@ class DAC(Stateful):
         self.step_adjusters = cfg.adjuster_optim.build(both, total)
         optimistic = [self.optimist, self.optimism, self.kl_weight]
         steppers = [self.step_optimist, self.step_adjusters]
-        self.initial_optimist = Initial(optimistic, steppers)
-        self.initial = Initial(
+        self.initial_optimist = ResetPoint(optimistic, steppers)
+        self.initial = ResetPoint(
             [self.gaussian, self.critic, self.critic_target, self.alpha, *optimistic],
             [self.step_critic, self.step_policy, self.step_alpha, *steppers],
         )
@@ -190,17 +194,17 @@ class DAC(Stateful):
         if due(self.cfg.resets, before, self.env_steps):  # (10)
             self.initial.restore_()
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         learned = self.update_critic(batch)
-        return Learned(learned.metrics | self.update_actors(batch.obs), learned.td_error)
+        return UpdateResult(learned.metrics | self.update_actors(batch.obs), learned.td_error)
 
-    def update_critic(self, batch: Batch) -> Learned:
+    def update_critic(self, batch: Batch) -> UpdateResult:
         noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
         loss, found, td_error = self.critic_loss(batch, noise)
         grad_norm = self.step_critic(loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
-        return Learned(found | {"critic/grad_norm": grad_norm}, td_error)
+        return UpdateResult(found | {"critic/grad_norm": grad_norm}, td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:
         shape = (obs.actor.shape[0], self.actions)

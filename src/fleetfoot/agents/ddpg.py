@@ -40,25 +40,33 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import Pattern, Stateful, check_at_least, check_tau, every, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import weights_from
+from fleetfoot.agents.contract import (
+    Pattern,
+    Stateful,
+    check_at_least,
+    check_tau,
+    every,
+    flat_actions,
+)
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.errors import UserError
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.ops import categorical
 from fleetfoot.ops.clip_gradient import clip_gradient
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, OptimConfig, Stepper
-from fleetfoot.part import UserError, part
+from fleetfoot.rng import seeded_init
 
 
 @part
 class DDPGConfig:
     """Defaults as published with Ape-X DPG."""
 
-    appraises: ClassVar[bool] = True  # builds a `PrioritisingAgent`
+    gives_initial_priorities: ClassVar[bool] = True  # builds a `GivesInitialPriorities`
 
     critics: int = 1
     """Critic heads (E), batched as one network; with several, the smallest counts."""
@@ -125,7 +133,7 @@ class Clamped(nn.Module):
         return normed.clamp(-self.bound, self.bound)
 
 
-class Appraiser(nn.Module):
+class InitialPriority(nn.Module):
     """The first priorities of Ape-X: the critic's view of the action taken and of the one that the policy meant."""
 
     z: Tensor | None
@@ -146,7 +154,7 @@ class Appraiser(nn.Module):
 
 class DDPG(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
-    policy_half: ClassVar = ("step_policy",)
+    policy_state: ClassVar = ("step_policy",)
     kept = (
         *("policy", "policy_target", "critic", "critic_target"),
         *("step_policy", "step_critic", "generator"),
@@ -158,7 +166,7 @@ class DDPG(Stateful):
         self.cfg, self.device = cfg, device
         self.actions = flat_actions("DDPG", spec)
         self.generator = torch.Generator(device).manual_seed(seed)
-        with weights_from(seed):
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see, look = (
                 norm if cfg.obs_clamp is None else Clamped(norm, cfg.obs_clamp)
@@ -171,14 +179,14 @@ class DDPG(Stateful):
             self.critic = QNetwork(encoder, cfg.critic_net, self.actions, outputs, cfg.critics)
             self.critic.to(device)
         self.behaviour = self.policy
-        self.critic_target = target_of(self.critic, self.critic.encoder.norm)
+        self.critic_target = target_copy(self.critic, self.critic.encoder.norm)
         self.policy_target = self.policy
         if cfg.target_policy:
-            self.policy_target = target_of(self.policy, self.policy.encoder.norm)
+            self.policy_target = target_copy(self.policy, self.policy.encoder.norm)
         self.z: Tensor | None = None
         if cfg.atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
-        self.appraiser = Appraiser(self.critic, self.z, cfg.reward_scale)
+        self.initial_priority = InitialPriority(self.critic, self.z, cfg.reward_scale)
         self.step_critic: Stepper = cfg.critic_optim.build(
             self.critic.parameters(), total_updates, self.critic.constrain_
         )
@@ -193,10 +201,10 @@ class DDPG(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         learned = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            learned = Learned(
+            learned = UpdateResult(
                 learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
             )
         return learned
@@ -205,7 +213,7 @@ class DDPG(Stateful):
         periods = (self.cfg.policy_every, self.cfg.target_every)
         return tuple(flag for period in periods for flag in every(period, self.updates, count))
 
-    def update_critic(self, batch: Batch) -> Learned:
+    def update_critic(self, batch: Batch) -> UpdateResult:
         shape = (batch.reward.shape[0], self.actions)
         xi = torch.randn(shape, generator=self.generator, device=self.device)
         loss, q, td_error = self.critic_loss(batch, xi)
@@ -214,7 +222,7 @@ class DDPG(Stateful):
         if self.updates % self.cfg.target_every == 0:
             self.follow()
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return Learned(metrics | {"critic/td_error": td_error.mean()}, td_error)
+        return UpdateResult(metrics | {"critic/td_error": td_error.mean()}, td_error)
 
     def follow(self) -> None:
         """Bring the targets nearer to their networks, or onto them."""
@@ -222,12 +230,12 @@ class DDPG(Stateful):
         if self.cfg.target_policy:
             polyak_(self.policy_target, self.policy, self.cfg.tau)
 
-    def update_policy(self, obs: Obs) -> Learned:
+    def update_policy(self, obs: Obs) -> UpdateResult:
         with frozen(self.critic):
             loss, saturation = self.policy_loss(obs)
             grad_norm = self.step_policy(loss)
         metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return Learned(metrics | {"policy/saturation": saturation})
+        return UpdateResult(metrics | {"policy/saturation": saturation})
 
     def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss (3), (7) or (8), the mean value of the batch, and each row's absolute error in value."""

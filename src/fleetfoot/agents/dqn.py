@@ -35,9 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfoot.agents.agent import Pattern, Stateful, every
-from fleetfoot.data import Batch, Discrete, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import weights_from
+from fleetfoot.agents.contract import Pattern, Stateful, every
+from fleetfoot.config import part
+from fleetfoot.data import Batch, Discrete, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.errors import UserError
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import ActionHead, DuelingHead
 from fleetfoot.nn.embed import TaskEmbedding
@@ -46,16 +47,16 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.normalize import Identity, RunningNorm
 from fleetfoot.nn.torso import TorsoConfig
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import OptimConfig, RMSPropConfig, Stepper
-from fleetfoot.part import UserError, part
+from fleetfoot.rng import seeded_init
 
 
 @part
 class DQNConfig:
     """Defaults as published with Ape-X, for Atari; vectors want `torso=MLPTorsoConfig()`."""
 
-    appraises: ClassVar[bool] = True  # builds a `PrioritisingAgent`
+    gives_initial_priorities: ClassVar[bool] = True  # builds a `GivesInitialPriorities`
 
     double: bool = True
     """The network chooses the next action, its target values it; False: the target does both."""
@@ -163,7 +164,7 @@ class Greedy(nn.Module):
         return q.argmax(-1)
 
 
-class Appraiser(nn.Module):
+class InitialPriority(nn.Module):
     """The first priorities of Ape-X, from the q-values that chose the action: no weights, no further pass."""
 
     reward_scale = 1.0
@@ -181,15 +182,15 @@ class DQN(Stateful):
     ):
         assert isinstance(spec.action, Discrete)
         self.cfg = cfg
-        with weights_from(seed):
+        with seeded_init(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
         if cfg.atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.behaviour = QValues(self.critic, self.z)
         self.policy = Greedy(self.behaviour)
-        self.appraiser = Appraiser()
-        self.critic_target = target_of(self.critic, self.critic.norm)
+        self.initial_priority = InitialPriority()
+        self.critic_target = target_copy(self.critic, self.critic.norm)
         self.step_critic: Stepper = cfg.critic_optim.build(
             self.critic.parameters(), total_updates, self.critic.constrain_
         )
@@ -198,14 +199,14 @@ class DQN(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.critic.norm.update(fresh.obs.actor)
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         loss, q, td_error = self.critic_loss(batch)
         grad_norm = self.step_critic(loss)
         self.updates += 1
         if self.updates % self.cfg.target_every == 0:
             self.follow()
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return Learned(metrics | {"critic/td_error": td_error.mean()}, td_error)
+        return UpdateResult(metrics | {"critic/td_error": td_error.mean()}, td_error)
 
     def pattern(self, count: int) -> Pattern:
         return every(self.cfg.target_every, self.updates, count)

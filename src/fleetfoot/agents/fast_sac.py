@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.agent import Pattern, Stateful, check_value_learner, every, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise, weights_from
+from fleetfoot.agents.contract import Pattern, Stateful, check_value_learner, every, flat_actions
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
@@ -37,9 +37,9 @@ from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import part
+from fleetfoot.rng import RandomStream, seeded_init
 
 
 @part
@@ -78,7 +78,7 @@ class FastSACConfig:
 
 class FastSAC(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
-    policy_half: ClassVar = ("step_policy", "step_alpha", "policy_noise")
+    policy_state: ClassVar = ("step_policy", "step_alpha", "policy_noise")
     kept = (
         *("policy", "critic", "critic_target", "alpha", "reward_scale"),
         *("step_policy", "step_critic", "step_alpha"),
@@ -98,8 +98,11 @@ class FastSAC(Stateful):
         self.actions = flat_actions("FastSAC", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         # One for each update, so that either can run alone and draw the same.
-        self.critic_noise, self.policy_noise = Noise(seed, device), Noise(seed + 1, device)
-        with weights_from(seed):
+        self.critic_noise, self.policy_noise = (
+            RandomStream(seed, device),
+            RandomStream(seed + 1, device),
+        )
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.gaussian = Gaussian(
@@ -113,7 +116,7 @@ class FastSAC(Stateful):
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = target_of(self.critic, self.norms.critic)
+        self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None
@@ -138,10 +141,10 @@ class FastSAC(Stateful):
             ended = fresh.terminated | fresh.truncated
             self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         learned = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            learned = Learned(
+            learned = UpdateResult(
                 learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
             )
         return learned
@@ -149,7 +152,7 @@ class FastSAC(Stateful):
     def pattern(self, count: int) -> Pattern:
         return every(self.cfg.policy_every, self.updates, count)
 
-    def update_critic(self, batch: Batch) -> Learned:
+    def update_critic(self, batch: Batch) -> UpdateResult:
         loss, q, td_error = self.critic_loss(
             batch, self.critic_noise.normal(batch.obs.actor.shape[0], self.actions)
         )
@@ -157,16 +160,18 @@ class FastSAC(Stateful):
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return Learned(metrics, td_error)
+        return UpdateResult(metrics, td_error)
 
-    def update_policy(self, obs: Obs) -> Learned:
+    def update_policy(self, obs: Obs) -> UpdateResult:
         noise = self.policy_noise.normal(obs.actor.shape[0], self.actions)
         with frozen(self.critic):
             loss, entropy = self.policy_loss(obs, noise)
             grad_norm = self.step_policy(loss)
         self.step_alpha(self.alpha.log_alpha * (entropy - self.target_entropy))  # (6)
         metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return Learned(metrics | {"policy/entropy": entropy, "policy/alpha": self.alpha().detach()})
+        return UpdateResult(
+            metrics | {"policy/entropy": entropy, "policy/alpha": self.alpha().detach()}
+        )
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss (4), the mean value of the batch, and each row's absolute error in value."""
@@ -206,7 +211,9 @@ class FastSAC(Stateful):
 
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (4), as an update would find it, with noise that no update draws."""
-        noise = Noise(self.updates, self.z.device).normal(batch.reward.shape[0], self.actions)
+        noise = RandomStream(self.updates, self.z.device).normal(
+            batch.reward.shape[0], self.actions
+        )
         loss, _, _ = FastSAC.critic_loss(self, batch, noise)  # not the compiled one
         return loss
 

@@ -38,18 +38,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.agent import Pattern, Stateful, check_value_learner, every, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import weights_from
+from fleetfoot.agents.contract import Pattern, Stateful, check_value_learner, every, flat_actions
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.ops import categorical
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import part
+from fleetfoot.rng import seeded_init
 
 
 @part
@@ -95,7 +95,7 @@ class FastTD3Config:
 
 class FastTD3(Stateful):
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
-    policy_half: ClassVar = ("step_policy",)
+    policy_state: ClassVar = ("step_policy",)
     kept = (
         *("policy", "critic", "critic_target", "reward_scale"),
         *("step_policy", "step_critic", "generator"),
@@ -113,7 +113,7 @@ class FastTD3(Stateful):
         self.cfg = cfg
         self.actions = flat_actions("FastTD3", spec)
         self.generator = torch.Generator(device).manual_seed(seed)
-        with weights_from(seed):
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.policy = TanhPolicy(see, cfg.policy_net, self.actions).to(device)
@@ -121,7 +121,7 @@ class FastTD3(Stateful):
             self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
             self.critic.to(device)
         self.behaviour = self.policy
-        self.critic_target = target_of(self.critic, self.norms.critic)
+        self.critic_target = target_copy(self.critic, self.norms.critic)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
@@ -145,10 +145,10 @@ class FastTD3(Stateful):
             ended = fresh.terminated | fresh.truncated
             self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         learned = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            learned = Learned(
+            learned = UpdateResult(
                 learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
             )
         return learned
@@ -156,7 +156,7 @@ class FastTD3(Stateful):
     def pattern(self, count: int) -> Pattern:
         return every(self.cfg.policy_every, self.updates, count)
 
-    def update_critic(self, batch: Batch) -> Learned:
+    def update_critic(self, batch: Batch) -> UpdateResult:
         xi = torch.randn(
             batch.reward.shape[0], self.actions, generator=self.generator, device=self.z.device
         )
@@ -165,14 +165,14 @@ class FastTD3(Stateful):
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (6)
         metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return Learned(metrics, td_error)
+        return UpdateResult(metrics, td_error)
 
-    def update_policy(self, obs: Obs) -> Learned:
+    def update_policy(self, obs: Obs) -> UpdateResult:
         with frozen(self.critic):
             loss, saturation = self.policy_loss(obs)
             grad_norm = self.step_policy(loss)
         metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return Learned(metrics | {"policy/saturation": saturation})
+        return UpdateResult(metrics | {"policy/saturation": saturation})
 
     def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss (4), the mean value of the batch, and each row's absolute error in value."""

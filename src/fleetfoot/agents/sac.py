@@ -39,10 +39,18 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.agents.agent import Pattern, Stateful, check_at_least, check_tau, every, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
+from fleetfoot.agents.contract import (
+    Pattern,
+    Stateful,
+    check_at_least,
+    check_tau,
+    every,
+    flat_actions,
+)
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
 from fleetfoot.diagnose.units import is_relu
-from fleetfoot.generators import Noise, weights_from
+from fleetfoot.errors import UserError
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
@@ -50,11 +58,11 @@ from fleetfoot.nn.mlp import CReLU, MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig, BoundConfig, FixedBoundConfig
 from fleetfoot.nn.redo import ReDo
-from fleetfoot.nn.reset import Initial
+from fleetfoot.nn.reset import ResetPoint
 from fleetfoot.nn.scalar import Temperature
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.part import UserError, part
+from fleetfoot.rng import RandomStream, seeded_init
 
 
 @part
@@ -101,7 +109,7 @@ class SACConfig:
         return isinstance(self.bound, BanditBoundConfig)
 
     @property
-    def only_alone(self) -> str | None:
+    def cannot_stack_reason(self) -> str | None:
         redo = isinstance(self.plasticity, ReDoConfig)
         return "ReDo looks at the units of one network" if redo else None
 
@@ -142,9 +150,9 @@ class SAC(Stateful):
         self.actions = flat_actions("SAC", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = (
-            Noise(seed + i, device) for i in range(4)
+            RandomStream(seed + i, device) for i in range(4)
         )
-        with weights_from(seed):
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.gaussian = Gaussian(
@@ -158,7 +166,7 @@ class SAC(Stateful):
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, cfg.critics).to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = target_of(self.critic, self.norms.critic)
+        self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         if self.bound.learns_from == "held_out":
@@ -180,7 +188,7 @@ class SAC(Stateful):
         kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
         self.initial = None
         if isinstance(cfg.plasticity, ResetsConfig):
-            self.initial = Initial(kept, [*steppers, self.bound])
+            self.initial = ResetPoint(kept, [*steppers, self.bound])
         self.redo = (
             ReDo(self.critic.net, cfg.plasticity.tau)
             if isinstance(cfg.plasticity, ReDoConfig)
@@ -198,7 +206,7 @@ class SAC(Stateful):
             self.resets = self.updates // self._period()
             self.initial.restore_()
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         rows = len(batch.reward)
         noise = self.critic_noise.normal(rows, self.actions)
         loss, metrics, td_error, gap, slope = self.critic_loss(batch, noise)
@@ -218,7 +226,7 @@ class SAC(Stateful):
         self.updates += 1
         if self.redo is not None and self.updates % self._period() == 0:
             metrics["redo/restarted"] = self.restart_dormant_(batch, self.redo)
-        return Learned(metrics, td_error)
+        return UpdateResult(metrics, td_error)
 
     def pattern(self, count: int) -> Pattern:
         """Which of the coming updates end with a look for dormant units."""
@@ -290,7 +298,7 @@ class SAC(Stateful):
 
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (2), as an update would find it, with noise that no update draws."""
-        noise = Noise(self.updates, self.critic_noise.device).normal(
+        noise = RandomStream(self.updates, self.critic_noise.device).normal(
             len(batch.reward), self.actions
         )
         return SAC.critic_loss(self, batch, noise)[0]  # not the compiled one

@@ -44,20 +44,21 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.agent import Pattern, Stateful, check_tau, flat_actions
-from fleetfoot.data import Batch, EnvSpec, Learned, Obs, Transition
-from fleetfoot.generators import Noise, weights_from
+from fleetfoot.agents.contract import Pattern, Stateful, check_tau, flat_actions
+from fleetfoot.config import part
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.errors import UserError
 from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
-from fleetfoot.nn.reset import Initial
+from fleetfoot.nn.reset import ResetPoint
 from fleetfoot.nn.scalar import Temperature
-from fleetfoot.ops.polyak import polyak_, target_of
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig, SGDConfig
-from fleetfoot.part import UserError, part
+from fleetfoot.rng import RandomStream, seeded_init
 
 Metrics = dict[str, Tensor]
 NET = MLPConfig(hidden=(256, 256), start="orthogonal")
@@ -113,9 +114,9 @@ class VPL(Stateful):
         self.actions = flat_actions("VPL", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.actions
         self.critic_noise, self.policy_noise, self.bound_noise = (
-            Noise(seed + i, device) for i in range(3)
+            RandomStream(seed + i, device) for i in range(3)
         )
-        with weights_from(seed):
+        with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             self.gaussian = Gaussian(
@@ -129,7 +130,7 @@ class VPL(Stateful):
             see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, 2).to(device)
         self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = target_of(self.critic, self.norms.critic)
+        self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         self.step_critic = cfg.critic_optim.build(
@@ -149,7 +150,7 @@ class VPL(Stateful):
         self.initial = None
         if cfg.reset_every_updates:
             kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
-            self.initial = Initial(kept, [*steppers, self.bound])
+            self.initial = ResetPoint(kept, [*steppers, self.bound])
         self.updates = 0
         self.resets = 0
 
@@ -162,7 +163,7 @@ class VPL(Stateful):
     def _resets_due(self) -> int:
         return self.updates // self.cfg.reset_every_updates
 
-    def update(self, batch: Batch) -> Learned:
+    def update(self, batch: Batch) -> UpdateResult:
         apart, batch = batch.held_out, batch._replace(held_out=None)
         rows = len(batch.reward)
         noise = self.critic_noise.normal(rows, self.actions)
@@ -188,7 +189,7 @@ class VPL(Stateful):
             self.bound.follow_(slope)
         metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
-        return Learned(metrics, td_error)
+        return UpdateResult(metrics, td_error)
 
     def pattern(self, count: int) -> Pattern:
         """All updates are alike."""
@@ -244,7 +245,7 @@ class VPL(Stateful):
 
     def _examine(self, rows: Batch) -> Tensor:
         """The loss (2), as an update would find it, with noise that no update draws."""
-        noise = Noise(self.updates, self.device).normal(len(rows.reward), self.actions)
+        noise = RandomStream(self.updates, self.device).normal(len(rows.reward), self.actions)
         loss, _, _ = VPL.critic_loss(self, rows, noise)  # not the compiled one
         return loss
 

@@ -23,9 +23,9 @@ from fleetfoot.bench.atari import BAR, bare_step
 from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Discrete, Obs
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig
-from fleetfoot.part import UserError
-from fleetfoot.topologies.actor import Actor
-from fleetfoot.topologies.cluster import pack_recipe, to_arrays
+from fleetfoot.errors import UserError
+from fleetfoot.topologies.apex.actor import Actor
+from fleetfoot.topologies.ray.cluster import pack_recipe, to_arrays
 
 
 def bench_apex(

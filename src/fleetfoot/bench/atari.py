@@ -17,7 +17,7 @@ import torch
 from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Discrete
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig, rom_of
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 BAR = 0.7  # of the bare environment's speed
 

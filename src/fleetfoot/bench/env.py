@@ -19,11 +19,11 @@ import torch
 from mujoco import rollout
 
 from fleetfoot.bench.playground import bench_playground
-from fleetfoot.envs import mujoco_tasks
 from fleetfoot.envs.mujoco import MuJoCoEnv
-from fleetfoot.envs.mujoco_physics import usable_cores
+from fleetfoot.envs.mujoco import tasks as mujoco_tasks
 from fleetfoot.envs.playground import PlaygroundConfig
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
+from fleetfoot.system import usable_cores
 
 # The observations our tasks leave out, so that Gymnasium does not have to gather them either.
 _LEFT_OUT = {

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Continuous
 from fleetfoot.envs.envpool import EnvPoolConfig
-from fleetfoot.envs.envpool_pool import TaskKind, load
-from fleetfoot.envs.mujoco_physics import usable_cores
-from fleetfoot.part import UserError
+from fleetfoot.envs.envpool.pool import TaskKind, load
+from fleetfoot.errors import UserError
+from fleetfoot.system import usable_cores
 
 BAR = 0.7  # of the bare environment's speed
 

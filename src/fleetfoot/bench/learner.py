@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
 from fleetfoot.bench.rates import wait
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
+from fleetfoot.errors import UserError
+from fleetfoot.execution.learner import EagerLearner, Mode, Precision, learner
 from fleetfoot.nn.linear import Linear
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.part import UserError
-from fleetfoot.recipe import resolve_device
 from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.speed import EagerLearner, Mode, Precision, learner
+from fleetfoot.system import resolve_device
 
 Name = Literal["g1", "simba", "humanoid-bench", "isaac", "tiny"]
 

@@ -14,9 +14,9 @@ import torch
 
 from fleetfoot import recipes
 from fleetfoot.bench.learner import forget
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.run import Run
+from fleetfoot.run.build import Run
 from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
 
 

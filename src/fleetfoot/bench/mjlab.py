@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import Continuous
-from fleetfoot.envs.mjlab import MjlabConfig, MjlabEnv
-from fleetfoot.part import UserError
-from fleetfoot.recipe import resolve_device
+from fleetfoot.envs.lab.mjlab import MjlabConfig, MjlabEnv
+from fleetfoot.errors import UserError
+from fleetfoot.system import resolve_device
 
 WARMUP_VEC_STEPS = 3  # kernels are loaded in the first
 

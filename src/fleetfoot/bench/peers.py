@@ -18,11 +18,12 @@ import torch
 from fleetfoot import recipes
 from fleetfoot.api import train
 from fleetfoot.envs.mujoco import MuJoCoConfig
+from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
-from fleetfoot.part import UserError
-from fleetfoot.recipe import Recipe, usable_cores
+from fleetfoot.recipe import Recipe
+from fleetfoot.system import usable_cores
 
 EPISODES = 8
 EVALUATION_SEED = 12_345

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from fleetfoot.data import Continuous
-from fleetfoot.envs import playground_task
 from fleetfoot.envs.playground import PlaygroundConfig
-from fleetfoot.part import UserError
-from fleetfoot.recipe import resolve_device
+from fleetfoot.envs.playground import task as playground_task
+from fleetfoot.errors import UserError
+from fleetfoot.system import resolve_device
 
 BAR = 0.95  # of the speed of the raw compiled step
 Round = Callable[[int], float]  # vec steps -> seconds

@@ -133,7 +133,7 @@ def _proportional(
     sampler, ring = replay.sampler, replay.ring
     assert isinstance(sampler, Proportional)
     ring.size = ring.written = TREE_ITEMS // spec.num_envs  # no rows, only their places
-    ring.moved()
+    ring.sync_counters()
     sampler.set_priority(torch.arange(TREE_ITEMS, device=device), errors.everything.double())
 
     def cycle() -> None:

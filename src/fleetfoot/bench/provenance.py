@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fleetfoot.recipe import usable_cores
+from fleetfoot.system import usable_cores
 
 PACKAGES = (
     "fleetfoot",

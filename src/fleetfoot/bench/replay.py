@@ -9,11 +9,11 @@ import torch
 from fleetfoot.bench import priorities
 from fleetfoot.bench.rates import rate
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.part import UserError
-from fleetfoot.recipe import resolve_device
+from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.system import resolve_device
 
 # name: observation size, action size, environments, rows per environment, episode length
 SIZES = {

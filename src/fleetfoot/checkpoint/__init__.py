@@ -22,7 +22,8 @@ from pathlib import Path
 from fleetfoot.checkpoint.read import Loaded, load, steps
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 
 __all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "steps", "unpack"]
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fleetfoot.checkpoint.tree import Json, unpack
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 Which: TypeAlias = Literal["last", "best"]
 

@@ -31,7 +31,7 @@ from fleetfoot.checkpoint.read import (
     seal,
 )
 from fleetfoot.checkpoint.tree import DTYPES, Json, pack
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 STALE = ".tmp-"
 CHUNK = 64 << 20  # bytes copied to the CPU, hashed and written at a time

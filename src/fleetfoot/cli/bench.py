@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from fleetfoot.cli.form import parse
-from fleetfoot.part import UserError, nearest
+from fleetfoot.errors import UserError, nearest
 
 # name -> (function, what it measures). Each function takes plain keyword arguments and returns a dictionary.
 BENCHMARKS = {
@@ -40,7 +40,6 @@ BENCHMARKS = {
         "mjlab: our adapter and mjlab's own environment",
     ),
     "apex": ("fleetfoot.bench.apex:bench_apex", "Ape-X: an actor and the bare ale-py on one core"),
-    "prefetch": ("fleetfoot.bench.prefetch:bench_prefetch", "Ape-X: batches drawn ahead"),
     "replay": ("fleetfoot.bench.replay:bench_replay", "replay: memory and sampling speed"),
     "peers": (
         "fleetfoot.bench.peers:bench_peers",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from fleetfoot.cli.form import parse
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 if TYPE_CHECKING:
     from fleetfoot.compare import Comparison, Estimate, Group

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleetfoot.cli.form import parse
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def python() -> list[Finding]:
 
 
 def hardware() -> list[Finding]:
-    from fleetfoot.recipe import usable_cores
+    from fleetfoot.system import usable_cores
 
     found = [f"{usable_cores()} usable cores"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

@@ -29,7 +29,7 @@ def run(args: list[str], imports: list[str]) -> int:
     options = parse(Options, rest, "fleetfoot evaluate RUN")
     assert folder is not None  # `--help` has left already
     from fleetfoot import api
-    from fleetfoot.folders import run_of
+    from fleetfoot.run.folder import run_of
 
     done = api.evaluate_run(
         folder,

@@ -26,7 +26,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from fleetfoot.part import PARTS, UserError, nearest
+from fleetfoot.config import PARTS
+from fleetfoot.errors import UserError, nearest
 
 # For dictionaries of anything, whose values have no types to go by: --env.kwargs '{"gravity": 3.7}'.
 JSON = tyro.constructors.PrimitiveConstructorSpec(
@@ -112,7 +113,7 @@ def form_of(value: Any, fixed: Sequence[str] = ()) -> type:
 
 
 def rebuild(value: Any, filled: Any, fixed: Sequence[str] = ()) -> Any:
-    """The inverse of `form_of`: the classes of `value`, the values of `filled`."""
+    """The inverse of `form_of`: the classes of `value`, the values of `num_stored`."""
     if isinstance(value, tuple) and any(dataclasses.is_dataclass(item) for item in value):
         return tuple(rebuild(old, new) for old, new in zip(value, filled, strict=True))
     if isinstance(filled, NoPart):

@@ -8,7 +8,7 @@ from typing import Literal
 import tyro
 
 from fleetfoot.cli.form import parse
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +30,8 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.table import Table
 
     from fleetfoot import recipes
-    from fleetfoot.envs import (
-        atari,
-        envpool,
-        gym,
-        humanoid_bench,
-        mjlab,
-        mujoco,
-        playground,
-        tensor,
-    )
+    from fleetfoot.envs import atari, envpool, gym, humanoid_bench, mujoco, playground, tensor
+    from fleetfoot.envs.lab import mjlab
 
     console = Console()
     if options.what == "playground":

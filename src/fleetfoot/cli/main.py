@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fleetfoot.part import UserError, nearest
+from fleetfoot.errors import UserError, nearest
 
 # command -> (module with `run(args, imports) -> exit code`, what it does)
 COMMANDS = {
@@ -62,7 +62,7 @@ def speaks() -> bool:
 def complain(error: UserError) -> int:
     line: str | None = str(error)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        from fleetfoot.ranks import line_for  # slow to import, and rarely needed
+        from fleetfoot.run.ranks import line_for  # slow to import, and rarely needed
 
         line = line_for(error)
     if line is None:

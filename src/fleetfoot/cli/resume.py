@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from fleetfoot import api, folders
+from fleetfoot import api
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.run_folder import take_run
 from fleetfoot.cli.train import finish, finish_seeds
 from fleetfoot.cli.usage import show_usage
+from fleetfoot.run import folder as folders
 
 
 @dataclass(frozen=True, kw_only=True)

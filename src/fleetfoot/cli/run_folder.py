@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetfoot.part import UserError, nearest
+from fleetfoot.errors import UserError, nearest
 
 
 def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:

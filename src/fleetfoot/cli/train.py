@@ -13,10 +13,10 @@ from fleetfoot import api, recipes
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
 from fleetfoot.cli.run_folder import command_line, program
-from fleetfoot.folders import load_own_parts
+from fleetfoot.errors import UserError
 from fleetfoot.log import curve, plot_text
-from fleetfoot.part import UserError
 from fleetfoot.recipe import Recipe, Result
+from fleetfoot.run.folder import load_own_parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from fleetfoot.compare.intervals import (
 )
 from fleetfoot.compare.ranges import Range, known_range
 from fleetfoot.compare.runs import Floats, Run
-from fleetfoot.part import UserError, nearest
+from fleetfoot.errors import UserError, nearest
 
 Metric = Literal["auto", "return", "success"]
 Axis = Literal["env_steps", "train_seconds"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fleetfoot.compare.runs import Run
-from fleetfoot.part import UserError, nearest
+from fleetfoot.errors import UserError, nearest
 
 # Fields in which the runs of one group may differ: none changes what is learned from a step.
 ASIDE = ("name", "seed", "total_vec_steps", "evaluation", "log", "checkpoint", "device", "threads")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fleetfoot.compare.runs import Floats
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 CONFIDENCE = 0.95
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TypeAlias
 
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 Range: TypeAlias = tuple[float, float]
 

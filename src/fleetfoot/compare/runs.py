@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetfoot.errors import UserError, nearest
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.part import UserError, nearest
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -24,9 +24,10 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetfoot.config import part
 from fleetfoot.data import Discrete, EnvSpec, Obs, Step
-from fleetfoot.envs.mujoco_physics import usable_cores
-from fleetfoot.part import UserError, nearest, part
+from fleetfoot.errors import UserError, nearest
+from fleetfoot.system import usable_cores
 
 FRAME_SKIP = 4  # frames of the console per step
 FRAME_SECONDS = 1 / 60

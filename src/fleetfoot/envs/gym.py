@@ -20,8 +20,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
-from fleetfoot.part import UserError, nearest, part
+from fleetfoot.errors import UserError, nearest
 
 
 @part

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from fleetfoot.envs.mujoco_physics import usable_cores
-from fleetfoot.envs.processes import ProcessEnv
-from fleetfoot.part import UserError, nearest, part
+from fleetfoot.config import part
+from fleetfoot.envs.subprocess.env import ProcessEnv
+from fleetfoot.errors import UserError, nearest
+from fleetfoot.system import usable_cores
 
 ROBOTS = ("h1", "h1hand", "h1simplehand", "h1strong", "h1touch", "g1")
 TASKS = (

@@ -21,7 +21,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 _MODULES = {"egl": "mujoco.egl", "osmesa": "mujoco.osmesa"}
 _PROBE = """

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
-from fleetfoot.part import UserError, nearest, part
+from fleetfoot.errors import UserError, nearest
 
 GOLDEN = -0x61C8864680B583EB  # the odd number nearest to 2^64 / golden ratio, as int64
 

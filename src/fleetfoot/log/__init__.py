@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.log.console import Console
 from fleetfoot.log.curve import Point, curve, plot_text
 from fleetfoot.log.episodes import EpisodeStats
 from fleetfoot.log.meter import EVAL_RETURN, Counters, Log, Mean, NonFinite, Sink, Totals, added
 from fleetfoot.log.sinks import JsonLines, TensorBoard, WandB
-from fleetfoot.part import UserError, part
 
 __all__ = [
     "EVAL_RETURN",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fleetfoot.errors import UserError
 from fleetfoot.log.meter import Mean
-from fleetfoot.part import UserError
 
 
 class EpisodeStats:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 Totals: TypeAlias = dict[str, tuple[float, float]]  # name -> sum and count of its measurements
 

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from fleetfoot.errors import UserError
 from fleetfoot.log.meter import Counters
-from fleetfoot.part import UserError
 
 
 class JsonLines:

@@ -14,9 +14,10 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.nn.linear import LayerNorm, Linear, orthogonal_
 from fleetfoot.nn.network import Network
-from fleetfoot.part import UserError, part
 
 GAIN = math.sqrt(2.0)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.nn.torso import Torso
-from fleetfoot.part import UserError, part
 
 
 @part

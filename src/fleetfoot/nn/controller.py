@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 
 
-class Adjuster(nn.Module):
+class LearnedScalar(nn.Module):
     """() -> the number."""
 
     def __call__(self) -> Tensor:
@@ -20,7 +21,7 @@ class Adjuster(nn.Module):
 
 
 class AdjusterConfig(Protocol):
-    def build(self) -> Adjuster: ...
+    def build(self) -> LearnedScalar: ...
 
 
 @part
@@ -30,13 +31,13 @@ class ExpConfig:
     start: float = 1.0
     offset: float = 0.0
 
-    def build(self) -> Adjuster:
+    def build(self) -> LearnedScalar:
         if self.start + self.offset <= 0.0:
             raise UserError(f"the number starts above {-self.offset}, not at {self.start}.")
         return Exp(self)
 
 
-class Exp(Adjuster):
+class Exp(LearnedScalar):
     def __init__(self, cfg: ExpConfig):
         super().__init__()
         self.offset = cfg.offset
@@ -55,7 +56,7 @@ class SquashedConfig:
     high: float = 7.5
     offset: float = 0.0
 
-    def build(self) -> Adjuster:
+    def build(self) -> LearnedScalar:
         ends = math.exp(self.low) - self.offset, math.exp(self.high) - self.offset
         if not ends[0] < self.start < ends[1]:
             raise UserError(
@@ -64,7 +65,7 @@ class SquashedConfig:
         return Squashed(self)
 
 
-class Squashed(Adjuster):
+class Squashed(LearnedScalar):
     def __init__(self, cfg: SquashedConfig):
         super().__init__()
         self.low, self.reach, self.offset = cfg.low, 0.5 * (cfg.high - cfg.low), cfg.offset

@@ -9,10 +9,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.nn.linear import LayerNorm, Linear, orthogonal_
 from fleetfoot.nn.network import Network
 from fleetfoot.nn.spectral import SpectralLinear
-from fleetfoot.part import UserError, part
 
 Activation: TypeAlias = Literal["relu", "elu", "tanh", "crelu"]
 Start: TypeAlias = Literal["torch", "orthogonal"]

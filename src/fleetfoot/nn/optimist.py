@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.config import part
 from fleetfoot.data import Obs
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.encode import Encoder
 from fleetfoot.nn.gaussian import Gaussian
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.ops.squash import squashed_sample
-from fleetfoot.part import part
 
 
 class Optimist(nn.Module):
@@ -94,7 +94,7 @@ class Independent(Optimist):
         self.gaussian.constrain_()
 
 
-class Exploring(nn.Module):
+class OptimisticPolicy(nn.Module):
     """(Obs, noise) -> an action of the optimist, its standard deviation times `std_factor`."""
 
     def __init__(self, gaussian: Gaussian, optimist: Optimist, std_factor: float):

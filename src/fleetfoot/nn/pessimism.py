@@ -24,7 +24,8 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 
 Source: TypeAlias = Literal["nothing", "batch", "held_out", "returns"]
 LEAST = 1e-3  # the least beta of a softplus

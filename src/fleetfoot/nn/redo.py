@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.errors import UserError
 from fleetfoot.nn.linear import LayerNorm, Linear
 from fleetfoot.nn.mlp import MLP
-from fleetfoot.part import UserError
 
 
 class Hidden:

@@ -15,7 +15,7 @@ class Restartable(Protocol):
         ...
 
 
-class Initial:
+class ResetPoint:
     """Remembers the parameters of `modules`; `restore_` brings them back and restarts the `steppers`.
 
     Make it once everything is built and nothing has been learned. Every reset returns to these same weights. Buffers

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fleetfoot.config import part
 from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import Network
-from fleetfoot.part import part
 
 Variant = Literal["faithful", "port"]
 EXPANSION = 4

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import Activation, hidden_layers
-from fleetfoot.part import UserError, part
 
 
 class Torso(nn.Module):

@@ -18,7 +18,7 @@ class Target(Protocol):
     def constrain_(self) -> None: ...
 
 
-def target_of(network: M, shared: nn.Module) -> M:
+def target_copy(network: M, shared: nn.Module) -> M:
     """A copy that `polyak_` can bring after `network`. `shared`, a part of it, is the same module in both: statistics
     of observations are not averaged."""
     return copy.deepcopy(network, {id(shared): shared}).requires_grad_(False)

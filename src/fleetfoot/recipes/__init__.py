@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleetfoot.part import UserError, nearest
+from fleetfoot.errors import UserError, nearest
 from fleetfoot.recipe import Recipe
 from fleetfoot.recipes import (
     apex_dpg,

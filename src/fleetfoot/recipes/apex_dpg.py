@@ -13,7 +13,7 @@ from fleetfoot.recipes import ddpg, fast_td3
 from fleetfoot.replay.evict import InverseConfig
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
 
 def pendulum() -> Recipe:

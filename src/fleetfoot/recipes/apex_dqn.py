@@ -16,7 +16,7 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.recipes import dqn
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
 
 def cartpole() -> Recipe:

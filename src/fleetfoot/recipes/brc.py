@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fleetfoot.agents.brc import BRCConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.envpool import EnvPoolTasksConfig
-from fleetfoot.envs.envpool_tasks import SETS
+from fleetfoot.envs.envpool.tasks import SETS
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.checkpoint import CheckpointConfig
-from fleetfoot.envs.mjlab import MjlabConfig
+from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.mujoco import MuJoCoConfig
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.envs.tensor import TensorConfig
@@ -22,7 +22,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.split_learners import SplitLearnersConfig
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 

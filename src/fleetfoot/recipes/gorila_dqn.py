@@ -18,7 +18,7 @@ from fleetfoot.optim import AdaGradConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.topologies.parameter_server import ParameterServerConfig
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 
 
 def cartpole() -> Recipe:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetfoot.agents.ddpg import DDPGConfig
 from fleetfoot.checkpoint import CheckpointConfig
-from fleetfoot.envs.mjlab import MjlabConfig
+from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.envs.vec_env import EnvConfig
@@ -21,7 +21,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.recipes import fast_td3
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.topologies.split_learners import SplitLearnersConfig
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 
 
 def agent(**changes: Any) -> DDPGConfig:

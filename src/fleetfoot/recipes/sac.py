@@ -13,6 +13,7 @@ from fleetfoot.agents.sac import ReDoConfig, ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.envpool import EnvPoolConfig
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import UserError, nearest
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig
 from fleetfoot.log import LogConfig
@@ -25,10 +26,9 @@ from fleetfoot.nn.pessimism import (
 )
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
-from fleetfoot.part import UserError, nearest
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.topologies.actor_learner import ActorLearnerConfig
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 CRITIC: dict[str, BoundConfig] = {

@@ -76,7 +76,7 @@ def put_finals(ring: Ring, of_all: list[Finals]) -> None:
     if len(sizes) > 1:
         raise ValueError(f"these rings are not equally full: {sorted(sizes)}")
     ((ring.size, ring.written),) = sizes
-    ring.moved()
+    ring.sync_counters()
     owner = torch.cat([each.owner for each in of_all])
     newest = owner.argsort()[-ring.finals :]
     held = ring.tensors()

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fleetfoot.generators import generator_state, restore_generator
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.sum_tree import SumTree, first_of_each, tree_bytes
+from fleetfoot.rng import generator_state, restore_generator
 
 
 class Eviction(Protocol):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import EnvSpec
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 
 LOST_FRAME = 128  # in `Ring.links`: a frame that is neither blank nor that of an earlier row
 MOST_FRAMES = 8  # one bit for each older frame, and LOST_FRAME

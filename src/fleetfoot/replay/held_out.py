@@ -4,8 +4,8 @@ Whether a row is held out is decided once, when it is appended: by whole episode
 Held out are the second and every 1 / share-th from there, counted in a random order among those that begin at once: the
 share is exact, and nobody waits for a lucky draw (with 1/16 and a coin for each, one run in 40 has none among 58).
 Both sets keep the addresses of their rows in the order they came. Rows leave the ring in that order too, so each set
-is a ring of addresses from `gone` to `written`, and one random number names one of its rows, all equally likely and
-without a second try. Counters and addresses stay on the device: neither `appended` nor a draw waits for it.
+is a ring of addresses from `num_dropped` to `written`, and one random number names one of its rows, all equally likely
+and without a second try. Counters and addresses stay on the device: neither `appended` nor a draw waits for it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fleetfoot.generators import generator_state, restore_generator
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import Drawn
+from fleetfoot.rng import generator_state, restore_generator
 
 
 @part
@@ -126,8 +127,8 @@ class HeldOutUniform:
         self.held_out.add(newest, chosen)
         if written > ring.rows:  # the line so many before has lost its place
             lost = self.held[ring.line(age - ring.rows)].sum()
-            self.held_out.gone += lost
-            self.training.gone += ring.width - lost
+            self.held_out.num_dropped += lost
+            self.training.num_dropped += ring.width - lost
 
     def _quota(self, number: Tensor) -> Tensor:
         """How many are held out up to the one of this number (from 0), less one."""
@@ -170,7 +171,7 @@ class Addresses:
         self.capacity = capacity
         # One more: rows that are not of this set are written there, so that no shape depends on data.
         self.at = torch.zeros(capacity + 1, dtype=dtype, device=device)
-        self.written, self.gone = torch.zeros(2, dtype=torch.int64, device=device).unbind()
+        self.written, self.num_dropped = torch.zeros(2, dtype=torch.int64, device=device).unbind()
 
     def add(self, address: Tensor, mine: Tensor) -> None:
         """Those of `address` [k] that are `mine` [k] bool."""
@@ -181,12 +182,12 @@ class Addresses:
 
     def pick(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """All equally likely, from u [k] float64, uniform on [0, 1); and, a single bool: are there any?"""
-        count = self.written - self.gone
-        place = (self.gone + (u * count).long()) % self.capacity
+        count = self.written - self.num_dropped
+        place = (self.num_dropped + (u * count).long()) % self.capacity
         return self.at.index_select(0, place).long(), count > 0
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"at": self.at, "written": self.written, "gone": self.gone}
+        return {"at": self.at, "written": self.written, "num_dropped": self.num_dropped}
 
 
 def address_dtype(leaves: int) -> torch.dtype:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.data import EnvSpec, Obs
-from fleetfoot.part import UserError
+from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.ring import ObsStore
 from fleetfoot.replay.samplers import Uniform
@@ -32,8 +32,8 @@ class Observations:
         self.sampler = Uniform(seed, device)
         self.written = 0
         # For reads, on the device: a read that was recorded once can then be repeated.
-        self.filled = torch.zeros((), dtype=torch.int64, device=device)
-        self.gone = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_stored = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_dropped = torch.zeros((), dtype=torch.int64, device=device)
 
     @staticmethod
     def bytes(cfg: ReplayConfig, spec: EnvSpec) -> int:
@@ -55,11 +55,11 @@ class Observations:
 
     def _moved(self) -> None:
         size = min(self.written, self.rows)
-        self.filled.fill_(size)
-        self.gone.fill_(self.written - size)
+        self.num_stored.fill_(size)
+        self.num_dropped.fill_(self.written - size)
 
-    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return (u[0] * self.filled).long(), (u[1] * self.columns).long()
+    def uniform_rows(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return (u[0] * self.num_stored).long(), (u[1] * self.columns).long()
 
     def sample(self, rows: int) -> Obs:
         return self.gather(*self.draw(rows))
@@ -70,7 +70,7 @@ class Observations:
         return drawn.age, drawn.column
 
     def gather(self, age: Tensor, column: Tensor) -> Obs:
-        at = (self.gone + age) % self.rows * self.columns + column
+        at = (self.num_dropped + age) % self.rows * self.columns + column
         task = None if self.task is None else self.task.index_select(0, column)
         return self.obs.whole(*self.obs.gather(at), task)
 

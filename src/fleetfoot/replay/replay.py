@@ -10,12 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Transition
+from fleetfoot.errors import UserError
 from fleetfoot.ops.nstep import fold
-from fleetfoot.part import UserError, part
 from fleetfoot.replay.ring import TERMINATED, Ring
 from fleetfoot.replay.samplers import Drawn, Sampler, SamplerConfig, UniformConfig
 from fleetfoot.replay.shared_ring import SharedRing
+from fleetfoot.system import free_bytes
 
 GIB = 1024**3
 
@@ -141,12 +143,12 @@ class Replay:
             known = None if td_error is None else td_error[at : at + most].flatten()
             self.sampler.appended(ring, known, len(some))
 
-    def cut(self, writer: int | None = None) -> None:
+    def mark_break(self, writer: int | None = None) -> None:
         """The next transition (of one writer, or of all) does not follow from the last one, say because the simulator
         was started anew."""
         for one in range(self.ring.writers) if writer is None else [writer]:
             self.ring.write_as(one)
-            self.ring.cut()
+            self.ring.mark_break()
 
     def sample(self, rows: int) -> Batch:
         """Draw `rows` transitions and fold each with the n - 1 that follow it."""
@@ -213,17 +215,3 @@ class Replay:
 
 def _as_executed(action: Tensor) -> Tensor:
     return action.float() if action.is_floating_point() else action
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be had on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 2**62  # unknown on this system: let the allocation itself decide

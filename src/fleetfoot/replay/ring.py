@@ -127,18 +127,18 @@ class Ring:
         self.size = 0  # rows stored, per environment
         self.written = 0  # rows ever written, per environment
         # The same two for reads, on the device: a read that was recorded once can then be repeated as the ring goes on.
-        self.filled = torch.zeros((), dtype=torch.int64, device=device)  # size
-        self.gone = torch.zeros((), dtype=torch.int64, device=device)  # written - size
+        self.num_stored = torch.zeros((), dtype=torch.int64, device=device)  # size
+        self.num_dropped = torch.zeros((), dtype=torch.int64, device=device)  # written - size
 
     @property
     def head(self) -> int:
         """The line that the next row will take."""
         return self.written % self.lines
 
-    def moved(self) -> None:
+    def sync_counters(self) -> None:
         """Tell the device after `size` or `written` has changed."""
-        self.filled.fill_(self.size)
-        self.gone.fill_(self.written - self.size)
+        self.num_stored.fill_(self.size)
+        self.num_dropped.fill_(self.written - self.size)
 
     def write_as(self, writer: int) -> None:
         """Whose rows come next: `append`, `cut` and `line` then mean this writer's columns."""
@@ -159,7 +159,7 @@ class Ring:
         self._keep_finals(line, owner, step.terminated | step.truncated, following)
         self.written += 1
         self.size = min(self.size + 1, self.rows)
-        self.moved()
+        self.sync_counters()
 
     def append_lines(self, steps: Sequence[Transition]) -> None:
         """What `append` makes of one after the other, in a few operations for all of them. At most `rows`."""
@@ -186,7 +186,7 @@ class Ring:
         self._keep_finals(at, owner.flatten(), terminated | truncated, _together(after))
         self.written += count
         self.size = min(self.size + count, self.rows)
-        self.moved()
+        self.sync_counters()
 
     def _find_frames(self, stacks: Tensor) -> Tensor:
         """`links` of rows about to be written at the head, from their whole stacks [N, S, H, W]."""
@@ -214,10 +214,10 @@ class Ring:
         start = (self.written - self.size) % self.lines
         age = torch.arange(excess, device=self.every_column.device).unsqueeze(1)
         self.size -= excess
-        self.moved()
+        self.sync_counters()
         return ((start + age) % self.lines * self.columns + self.every_column).flatten()
 
-    def cut(self) -> None:
+    def mark_break(self) -> None:
         """Mark a break after the newest row: what is appended next does not follow from it.
 
         Rows whose episode was running become truncated, their last observation being the one stored ahead.
@@ -242,21 +242,21 @@ class Ring:
         self.final_count += ended.sum()
 
     def address(self, age: Tensor, column: Tensor) -> Tensor:
-        return (self.gone + age) % self.lines * self.columns + column
+        return (self.num_dropped + age) % self.lines * self.columns + column
 
     def place(self, address: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of what is at an address: the inverse of `address`."""
         line = address // self.columns
-        age = (line - self.gone).remainder_(self.lines)
+        age = (line - self.num_dropped).remainder_(self.lines)
         return age, torch.add(address, line, alpha=-self.columns)
 
     def exists(self, age: Tensor, column: Tensor) -> Tensor:
         """Is there a row of this age (0 or more), or is it yet to come?"""
-        return age < self.filled
+        return age < self.num_stored
 
-    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def uniform_rows(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of rows that are all equally likely, from u [2, B] float64, uniform on [0, 1)."""
-        return (u[0] * self.filled).long(), (u[1] * self.columns).long()
+        return (u[0] * self.num_stored).long(), (u[1] * self.columns).long()
 
     def line(self, age: int, count: int = 1) -> Tensor:
         """Addresses of the rows of one age, or of `count` ages from it on, in the columns that are written to."""
@@ -268,15 +268,15 @@ class Ring:
 
     def row_id(self, age: Tensor, column: Tensor) -> Tensor:
         """A number that names a row for ever, also after another has taken its place."""
-        return torch.add(column, self.gone + age, alpha=self.columns)
+        return torch.add(column, self.num_dropped + age, alpha=self.columns)
 
     def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of rows by their names; the age is below 0 for rows that cannot be read any more."""
-        return row_id // self.columns - self.gone, row_id % self.columns
+        return row_id // self.columns - self.num_dropped, row_id % self.columns
 
     def find(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         """Addresses of rows by their names, and [k] bool: can they still be read?"""
-        return row_id % (self.lines * self.columns), row_id >= self.gone * self.columns
+        return row_id % (self.lines * self.columns), row_id >= self.num_dropped * self.columns
 
     def obs_at(self, age: Tensor, column: Tensor) -> tuple[Obs, Tensor]:
         """The observations of rows, and [B] bool: are they as they were seen? (Always, but for stacks of frames.)"""
@@ -349,7 +349,7 @@ class Ring:
         for name, tensor in self.tensors().items():
             tensor.copy_(state["tensors"][name])
         self.size, self.written = state["size"], state["written"]
-        self.moved()
+        self.sync_counters()
 
 
 def final_entries(spec: EnvSpec, rows: int, share: float) -> int:

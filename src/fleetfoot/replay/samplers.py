@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fleetfoot.generators import generator_state, restore_generator
-from fleetfoot.part import UserError, part
+from fleetfoot.config import part
+from fleetfoot.errors import UserError
 from fleetfoot.replay.evict import EvictionConfig, FifoConfig
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.sum_tree import MinTree, SumTree, last_wins, tree_bytes
+from fleetfoot.rng import generator_state, restore_generator
 
 LEAST = 1e-6  # added to every absolute error, so that no row is out of reach
 MOST = 1e30  # stands for errors that are infinite, which would make every sum infinite
@@ -28,7 +29,7 @@ class Drawn(NamedTuple):
 class Rows(Protocol):
     """What equally likely rows are drawn from."""
 
-    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def uniform_rows(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Age and column of rows that are all equally likely, from u [2, B] float64, uniform on [0, 1)."""
         ...
 
@@ -118,7 +119,7 @@ class Uniform:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def draw(self, rows: int, ring: Rows) -> Drawn:
-        return Drawn(*ring.anywhere(self.shares(rows)), torch.ones(rows, device=self.device))
+        return Drawn(*ring.uniform_rows(self.shares(rows)), torch.ones(rows, device=self.device))
 
     def apart(self, seed: int) -> Uniform:
         return Uniform(seed, self.device)

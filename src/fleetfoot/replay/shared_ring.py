@@ -50,7 +50,7 @@ class SharedRing(Ring):
         self.every_column = self.shares[writer]
         self.size, self.written = self.heads[writer]
 
-    def moved(self) -> None:
+    def sync_counters(self) -> None:
         """Write down where the writer's head is now."""
         self.heads[self.writer] = Head(self.size, self.written)
         share = slice(self.first, self.first + self.width)
@@ -94,7 +94,7 @@ class SharedRing(Ring):
         size: Tensor = self.sizes[column]
         return age < size
 
-    def anywhere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def uniform_rows(self, u: Tensor) -> tuple[Tensor, Tensor]:
         ends = self.sizes.cumsum(0)
         column = torch.searchsorted(ends, (u[1] * ends[-1]).long(), right=True)
         return (u[0] * self.sizes[column]).long(), column
@@ -111,4 +111,4 @@ class SharedRing(Ring):
         for writer, head in enumerate(state["heads"]):
             self.heads[writer] = Head(*head)
             self.write_as(writer)
-            self.moved()
+            self.sync_counters()

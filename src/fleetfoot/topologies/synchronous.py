@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fleetfoot.config import part
 from fleetfoot.data import Step
-from fleetfoot.part import UserError, part
+from fleetfoot.errors import UserError
+from fleetfoot.execution.learner import learner
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.rollout import Background, rollout
-from fleetfoot.speed import learner
-from fleetfoot.topologies.interrupt import Interrupt
-from fleetfoot.topologies.run import Run
+from fleetfoot.rollout import rollout
+from fleetfoot.run.build import Run
+from fleetfoot.run.interrupt import Interrupt
+from fleetfoot.topologies.overlap import Background
 
 
 @part

@@ -1,0 +1,119 @@
+"""Parts: the frozen dataclasses a recipe is made of, and their way to JSON and back.
+
+A part's class is found by its name in a table that only `@part` fills. Reading a recipe from disk therefore never
+imports anything the file names: a class must have been imported by the program that reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from typing import Any, Literal, TypeVar, dataclass_transform
+
+from fleetfoot.errors import UserError, nearest
+
+T = TypeVar("T")
+
+PARTS: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def part(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, keyword-only dataclass that recipes can hold and JSON can carry."""
+    own_check = cls.__dict__.get("__post_init__")
+
+    def check(self: Any) -> None:
+        check_types(self)
+        if own_check is not None:
+            own_check(self)
+
+    cls.__post_init__ = check  # type: ignore[attr-defined]
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    known = PARTS.setdefault(cls.__name__, made)
+    if (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
+        raise TypeError(
+            f"two parts are named {cls.__name__}: {known.__module__} and {made.__module__}"
+        )
+    PARTS[cls.__name__] = made
+    return made
+
+
+def check_types(value: Any) -> None:
+    """Refuse numbers, texts and choices of the wrong kind, which Python itself would take silently."""
+    hints = _hints(typing.cast(typing.Hashable, type(value)))
+    for field in dataclasses.fields(value):
+        given, wanted = getattr(value, field.name), hints[field.name]
+        if not _fits(given, wanted):
+            options = typing.get_args(wanted)
+            known = ", ".join(map(str, options)) if typing.get_origin(wanted) is Literal else wanted
+            kind = getattr(known, "__name__", known)
+            raise UserError(
+                f"{type(value).__name__}.{field.name} cannot be {given!r}; it must be {kind}."
+            )
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    origin = typing.get_origin(wanted)
+    if origin is Literal:
+        return given in typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(given, one) for one in typing.get_args(wanted))
+    if wanted is type(None):
+        return given is None
+    if wanted is float:
+        return isinstance(given, (int, float)) and not isinstance(given, bool)
+    if wanted is int:
+        return isinstance(given, int) and not isinstance(given, bool)
+    if wanted in (bool, str):
+        return isinstance(given, wanted)
+    return True  # tuples, dictionaries and other parts answer for themselves
+
+
+def to_json(value: Any) -> Any:
+    """A tree of dictionaries, lists, strings and numbers that `from_json` turns back into the same value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"part": type(value).__name__, **fields}
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"{value!r} cannot be written to JSON; parts hold numbers, strings, tuples, dicts and parts"
+    )
+
+
+def from_json(tree: Any) -> Any:
+    """The inverse of `to_json`. Lists become tuples, since parts are frozen."""
+    if isinstance(tree, dict) and "part" in tree:
+        name = tree["part"]
+        if name not in PARTS:
+            raise UserError(
+                f"this recipe holds a part named {name!r} that is not loaded.{nearest(name, PARTS)} "
+                "If it is your own, import the module that defines it first (command line: --import MODULE)."
+            )
+        cls = PARTS[name]
+        known = {f.name for f in dataclasses.fields(cls)}
+        given = {k: from_json(v) for k, v in tree.items() if k != "part"}
+        if unknown := sorted(set(given) - known):
+            raise UserError(f"{name} has no field {unknown[0]!r}.{nearest(unknown[0], known)}")
+        return cls(**given)
+    if isinstance(tree, dict):
+        return {k: from_json(v) for k, v in tree.items()}
+    if isinstance(tree, list):
+        return tuple(from_json(v) for v in tree)
+    return tree
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(to_json(value), indent=2) + "\n"

@@ -1,0 +1,281 @@
+"""EnvPool: the tasks of dm_control, Meta-World, MyoSuite, MuJoCo Playground and others, stepped by C++ threads.
+
+What is done here because EnvPool (version 1.2.5) does otherwise:
+
+- *Restarts.* EnvPool restarts one step late, in a step that ignores its action. Here environments that have ended are
+  reset at once, they alone, so every vec step is one real step of every environment.
+- *The time limit.* EnvPool does not tell a task that ended by itself in the very last step from one that was cut. It is
+  given one step more than the limit, and the clock is kept here.
+- *Observations.* Dictionaries of float64 become rows of float32, in a fixed order; what EnvPool declares for other
+  tasks of the same domain, and leaves zero, is dropped (`envpool_tasks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetfoot.config import part
+from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.envpool.pool import Pool, Seen, TaskKind, names
+from fleetfoot.envs.envpool.tasks import SETS
+from fleetfoot.errors import UserError, nearest
+from fleetfoot.system import usable_cores
+
+__all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
+
+
+@part
+class EnvPoolConfig:
+    """One task by EnvPool's id, such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1;
+    `kwargs` go to `envpool.make`."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
+
+    task: str = "WalkerRun-v1"
+    action_repeat: int = (
+        1  # steps of the task that one action is held for; their rewards are summed
+    )
+    max_episode_steps: int = 0  # steps of the task (not of the agent) until truncation; 0: its own
+    threads: int = 0  # that step the environments; 0: as many as there are usable cores
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
+        if num_envs < 1:
+            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+        kind = TaskKind(self.task, self.kwargs, self.max_episode_steps)
+        return EnvPoolEnv(
+            f"envpool/{self.task}", [kind], num_envs, seed, device, self.action_repeat, self.threads
+        )
+
+    def for_evaluation(self) -> EnvPoolConfig:
+        return self
+
+
+@part
+class EnvPoolTasksConfig:
+    """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives one's own."""
+
+    on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
+
+    set: str = "mt10"  # mt10, mt50, dogs, humanoids, dogs_and_humanoids; empty: `tasks`
+    tasks: tuple[str, ...] = ()  # EnvPool's ids, where `set` is empty
+    action_repeat: int = 1
+    max_episode_steps: int = 0  # of every task; 0: each its own
+    threads: int = 0
+    kwargs: dict[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # to `envpool.make` of every task
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.set and self.set not in SETS:
+            known = ", ".join(SETS)
+            raise UserError(
+                f"no set of tasks is named {self.set!r}; there are {known}.{nearest(self.set, SETS)} "
+                "For tasks of your own: --env.set '' --env.tasks ID ID ..."
+            )
+        if bool(self.set) == bool(self.tasks):
+            raise UserError("give either env.set or env.tasks, and leave the other empty.")
+        if len(set(self.tasks)) != len(self.tasks) or len(self.tasks) == 1:
+            raise UserError(f"env.tasks are two or more, each named once, not {self.tasks}.")
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
+        if num_envs < 1:
+            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+        ids = self.tasks or SETS[self.set]
+        kinds = [TaskKind(task, self.kwargs, self.max_episode_steps) for task in ids]
+        name = f"envpool/{self.set or '+'.join(ids)}"
+        flat = all(
+            isinstance(kind.action, Continuous) and not kind.image and kind.critic_size is None
+            for kind in kinds
+        )
+        if not flat:
+            raise UserError(
+                f"{name} cannot be one set: its tasks need continuous actions and flat observations "
+                "that actor and critic share."
+            )
+        return EnvPoolEnv(name, kinds, num_envs, seed, device, self.action_repeat, self.threads)
+
+    def for_evaluation(self) -> EnvPoolTasksConfig:
+        return self
+
+
+def _check(config: EnvPoolConfig | EnvPoolTasksConfig) -> None:
+    for name, least in (("action_repeat", 1), ("max_episode_steps", 0), ("threads", 0)):
+        if getattr(config, name) < least:
+            raise UserError(f"env.{name} is at least {least}, not {getattr(config, name)}.")
+
+
+class EnvPoolEnv:
+    """N environments behind the `VecEnv` contract, environment i of kind i % K.
+
+    With several kinds (K > 1) observations are padded with zeros to the longest, each environment takes the first
+    components of the action, and `Obs.task` tells the kinds apart.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kinds: Sequence[TaskKind],
+        num_envs: int,
+        seed: int,
+        device: torch.device,
+        repeat: int,
+        threads: int,
+    ) -> None:
+        self.repeat, self.kinds = repeat, kinds
+        # Word i of nothing but (seed, i): the same for any number of environments. EnvPool takes 31 bits.
+        seeds = [
+            int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0]) >> 1
+            for i in range(num_envs)
+        ]
+        every = len(kinds)
+        cores = max(1, (threads or usable_cores()) // min(every, num_envs))
+        self.pools = [
+            Pool(kind, seeds[k::every], k, every, cores) for k, kind in enumerate(kinds[:num_envs])
+        ]
+        limits = [kind.limit for kind in kinds]
+        self.limit = np.array([limits[i % every] for i in range(num_envs)])
+        one = kinds[0]
+        several = len(kinds) > 1
+        self.obs_shape = max(kind.obs_shape for kind in kinds)
+        self.has_success = any(kind.success for kind in kinds)
+        self.spec = EnvSpec(
+            name=name,
+            num_envs=num_envs,
+            obs_shape=self.obs_shape,
+            critic_shape=None if one.critic_size is None else (one.critic_size,),
+            # So it is in each of Playground's tasks: what the critic sees begins with what the actor sees.
+            critic_prefix=0 if one.critic_size is None else one.obs_shape[0],
+            obs_dtype=torch.uint8 if one.image else torch.float32,
+            action=max((kind.action for kind in kinds), key=_size),
+            device=device,
+            episode_length=math.ceil(limits[0] / repeat) if len(set(limits)) == 1 else None,
+            tasks=tuple(kind.task for kind in kinds) if several else (),
+            task_ids=tuple(i % every for i in range(num_envs)) if several else (),
+            step_seconds=one.seconds * repeat,
+        )
+        self.task = torch.tensor(self.spec.task_ids, device=device) if several else None
+        self.clock = np.zeros(num_envs, dtype=np.int64)  # steps of each running episode
+
+    def reset(self) -> Obs:
+        self.clock[:] = 0
+        return self._obs(self._restart(self._blank(), None))
+
+    def step(self, action: Tensor) -> Step:
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: Tensor) -> None:
+        self.actions = self._checked(action)
+        self._tell(None)
+
+    def receive(self) -> Step:
+        seen = self._blank()
+        going: NDArray[np.int64] | None = None  # all
+        for left in reversed(range(self.repeat)):
+            for pool in self.pools:
+                pool.receive(seen)
+            self.clock[slice(None) if going is None else going] += 1
+            truncated = (self.clock >= self.limit) & ~seen.terminated
+            ended = seen.terminated | truncated
+            some = bool(ended.any())
+            if some and not len(going := np.flatnonzero(~ended)):
+                break
+            if left:
+                self._tell(going)
+        obs = next_obs = self._obs(seen)
+        if some:
+            rows = np.flatnonzero(ended)
+            critic = None if seen.critic is None else seen.critic.copy()
+            fresh = seen._replace(actor=seen.actor.copy(), critic=critic)
+            obs = self._obs(self._restart(fresh, rows))
+            self.clock[rows] = 0
+        return Step(
+            obs,
+            next_obs,
+            self._tensor(seen.reward),
+            self._tensor(seen.terminated),
+            self._tensor(truncated),
+            {} if seen.success is None else {"success": self._tensor(seen.success)},
+        )
+
+    def state_dict(self) -> None:
+        """EnvPool does not tell the state of its simulators."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        raise UserError(
+            f"{self.spec.name} cannot be restored: EnvPool does not tell the state of its simulators."
+        )
+
+    def render(self, index: int = 0) -> NDArray[np.uint8]:
+        every = len(self.kinds)
+        try:
+            return self.pools[index % every].draw(index // every)
+        except UserError as why:
+            raise UserError(f"{self.spec.name} cannot be drawn here: {why}") from None
+
+    def close(self) -> None:
+        self.pools = []  # EnvPool's destructor ends the threads
+
+    def _tell(self, rows: NDArray[np.int64] | None) -> None:
+        """All pools work at once: each is waited for only after every one has been told."""
+        for pool in self.pools:
+            pool.send(self.actions, rows)
+
+    def _restart(self, into: Seen, rows: NDArray[np.int64] | None) -> Seen:
+        for pool in self.pools:
+            pool.send_reset(rows)
+        for pool in self.pools:
+            pool.receive(into, reset=True)
+        return into
+
+    def _blank(self) -> Seen:
+        """New arrays for every step: what was handed out is never written to again. Padding stays zero."""
+        count, shape = self.spec.num_envs, self.spec.critic_shape
+        return Seen(
+            np.zeros((count, *self.obs_shape), np.uint8 if self.kinds[0].image else np.float32),
+            None if shape is None else np.zeros((count, *shape), np.float32),
+            np.zeros(count, np.float32),
+            np.zeros(count, np.bool_),
+            np.zeros(count, np.float32) if self.has_success else None,
+        )
+
+    def _checked(self, action: Tensor) -> NDArray[Any]:
+        rows: NDArray[Any] = action.cpu().numpy()
+        kind, count = self.spec.action, self.spec.num_envs
+        discrete = isinstance(kind, Discrete)
+        shape = (count,) if discrete else (count, _size(kind))
+        if rows.shape != shape or (rows.dtype.kind == "i") != discrete:
+            raise UserError(
+                f"{self.spec.name} takes actions {'int64' if discrete else 'float32'} {list(shape)}, "
+                f"not {rows.dtype} {list(rows.shape)}."
+            )
+        if discrete and (rows.min() < 0 or rows.max() >= _size(kind)):
+            raise UserError(
+                f"{self.spec.name} has actions 0 to {_size(kind) - 1}; {rows.min()} to {rows.max()} were given."
+            )
+        return rows
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.spec.device)
+
+    def _obs(self, seen: Seen) -> Obs:
+        actor = self._tensor(seen.actor)
+        return Obs(actor, actor if seen.critic is None else self._tensor(seen.critic), self.task)
+
+
+def _size(action: Action) -> int:
+    return action.size if isinstance(action, Continuous) else action.count

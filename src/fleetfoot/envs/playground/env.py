@@ -1,0 +1,190 @@
+"""MuJoCo Playground: robots on MuJoCo Warp or MJX, thousands at once on one GPU.
+
+Simulation is JAX, everything else is torch. Tensors cross between the two through DLPack, without a copy and without a
+word to the host: each side's stream waits for the other's. One vec step is one compiled call (`playground_step`), and
+this file makes the environment contract of it. How a task is found and loaded stands in `playground_task`.
+
+JAX is imported when an environment is built, never before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from fleetfoot.config import part
+from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.playground import task as playground_task
+from fleetfoot.envs.render import Renderer, View
+from fleetfoot.errors import UserError
+
+if TYPE_CHECKING:
+    from fleetfoot.envs.playground.step import Program, World
+
+
+@part
+class PlaygroundConfig:
+    """One task of MuJoCo Playground by name. `names()` lists them."""
+
+    task: str = "CartpoleBalance"
+    # The physics: MuJoCo Warp or MJX. auto: warp; on a CPU, jax for tasks without contacts, where it is faster.
+    impl: Literal["auto", "warp", "jax"] = "auto"
+    episode_length: int = 0  # steps until truncation; 0: the task's own, which evaluation keeps
+    randomize_domain: bool = False  # masses, friction and gains per robot, as the task defines it
+    pushes: bool = False  # of the robot, where the task knows them
+    tuned_reward: bool = False  # FastTD3's weights, for the joystick tasks of T1 and G1
+    start_states: int = 1024  # that are drawn when building; each episode begins with one of them
+    metrics: bool = False  # the task's own, such as the terms of its reward, in the log
+    # Of the task's config, noise_config.level=0.5, and of MuJoCo Warp's options, warp.graph_conditional=false.
+    overrides: tuple[str, ...] = ()
+    menagerie: str = ""  # folder with the robot models; empty: FLEETFOOT_MENAGERIE, or a download
+    render_width: int = 640
+    render_height: int = 480
+
+    def __post_init__(self) -> None:
+        if self.episode_length < 0:
+            raise UserError(f"env.episode_length is 0 or more, not {self.episode_length}.")
+        if self.start_states < 1:
+            raise UserError(f"env.start_states is at least 1, not {self.start_states}.")
+        if self.tuned_reward and self.task not in playground_task.TUNED_TASKS:
+            known = ", ".join(playground_task.TUNED_TASKS)
+            raise UserError(f"env.tuned_reward is for {known}, not for {self.task}.")
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> PlaygroundEnv:
+        if num_envs < 1:
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
+        return PlaygroundEnv(self, num_envs, seed, device)
+
+    def for_evaluation(self) -> PlaygroundConfig:
+        """The task as its return is reported: stock reward, no pushes, nothing randomised, its own length."""
+        return dataclasses.replace(
+            self, episode_length=0, randomize_domain=False, pushes=False, tuned_reward=False
+        )
+
+
+def names() -> list[str]:
+    """Every task of the installed Playground."""
+    return playground_task.names()
+
+
+class PlaygroundEnv:
+    """N robots behind the `VecEnv` contract. Nothing is compiled before the first `reset`."""
+
+    def __init__(
+        self, config: PlaygroundConfig, num_envs: int, seed: int, device: torch.device
+    ) -> None:
+        playground_task.prepare(device)
+        self._step: Any = importlib.import_module("fleetfoot.envs.playground.step")
+        self._program: Program = self._step.program(
+            playground_task.Wanted.of(config, device), num_envs
+        )
+        self._settings = self._program.settings(config)
+        self._seed = seed % 2**32
+        self._world: World | None = None
+        self._running: list[Any] = []
+        self._held: tuple[Any, ...] = ()
+        self._size = (config.render_width, config.render_height)
+        self._renderer: Renderer | None = None
+        task = self._program.task
+        self.spec = EnvSpec(
+            name=f"playground/{config.task}",
+            num_envs=num_envs,
+            obs_shape=(task.obs_size,),
+            action=Continuous(task.action_size),
+            device=device,
+            critic_shape=(task.critic_size,) if task.critic_size else None,
+            critic_prefix=task.critic_prefix,
+            episode_length=config.episode_length or task.episode_length,
+            step_seconds=task.step_seconds,
+        )
+
+    def reset(self) -> Obs:
+        world = self._begin()
+        self._running, seen = self._program.restart(world, self._running)
+        return self._obs(seen)
+
+    def step(self, action: Tensor) -> Step:
+        if self._world is None:
+            raise UserError("call reset() first: no episode has begun")
+        wanted = (self.spec.num_envs, self._program.task.action_size)
+        if action.shape != wanted or action.dtype != torch.float32:
+            raise UserError(
+                f"actions must be float32 of shape {wanted}, not {action.dtype} {tuple(action.shape)}"
+            )
+        given = self._step.from_torch(action)
+        self._running, seen = self._program.step(self._world, self._running, given)
+        # JAX may still be reading the action. What follows on this torch stream waits for the outputs below, so
+        # one step later the memory may go back to torch's allocator.
+        self._held = (action, given)
+        metrics = from_dlpack(seen["metrics"]).unbind() if "metrics" in seen else ()
+        return Step(
+            obs=self._obs(seen["obs"]),
+            next_obs=self._obs(seen["next_obs"]),
+            reward=from_dlpack(seen["reward"]),
+            terminated=from_dlpack(seen["terminated"]),
+            truncated=from_dlpack(seen["truncated"]),
+            info=dict(zip(self._program.task.metrics, metrics, strict=bool(metrics))),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step reads. What it computes anew (contacts, constraints) is left out."""
+        self._require_reset()
+        return {
+            "task": self.spec.name,
+            "seed": self._seed,
+            "running": self._program.saved(self._running),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        if state.get("task") != self.spec.name:
+            raise UserError(f"this saved state is of {state.get('task')!r}, not {self.spec.name!r}")
+        rows = len(state["running"]["clock"])
+        if rows != self.spec.num_envs:
+            raise UserError(
+                f"this saved state is of {rows} environments; build as many, "
+                f"not {self.spec.num_envs}"
+            )
+        if state["seed"] != self._seed:  # other start states, other randomised robots
+            self._seed, self._world = int(state["seed"]), None
+        self._begin()
+        self._running, seen = self._program.restored(self._running, state["running"])
+        return self._obs(seen)
+
+    def render(self, index: int = 0) -> NDArray[np.uint8]:
+        if not 0 <= index < self.spec.num_envs:
+            raise UserError(
+                f"there is no environment {index}; they are 0 to {self.spec.num_envs - 1}"
+            )
+        self._require_reset()
+        if self._renderer is None:
+            self._renderer = Renderer(self._program.task.drawn_model(), *self._size, View())
+        return self._renderer.picture(*self._program.posture(self._running, index))
+
+    def close(self) -> None:
+        self._running, self._held, self._world = [], (), None
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def _begin(self) -> World:
+        """Start states and robots of this seed, made once."""
+        if self._world is None:
+            limit = self.spec.episode_length or 0  # never None here
+            self._world, self._running = self._program.world(self._seed, limit, self._settings)
+        return self._world
+
+    def _require_reset(self) -> None:
+        if self._world is None:
+            raise UserError("call reset() first: no episode has begun")
+
+    def _obs(self, seen: tuple[Any, ...]) -> Obs:
+        """JAX never writes to a buffer it has handed out, so torch may keep it as it is."""
+        actor = from_dlpack(seen[0])
+        return Obs(actor, actor if len(seen) == 1 else from_dlpack(seen[1]))

@@ -1,0 +1,243 @@
+"""Gymnasium environments in several processes, with actions and observations in shared memory.
+
+For simulators whose step is slow Python: each process steps its share of the environments, one after the other. A vec
+step costs one byte to and one byte from each process; nothing is pickled. The memory has no name and the processes end
+when their pipe closes, so nothing is left behind however the parent ends. For Linux.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.subprocess import worker as process_worker
+from fleetfoot.envs.subprocess.worker import DONE, DRAW, MISTAKE, RESET, STEP, Shared
+from fleetfoot.errors import UserError
+
+PATIENCE = 5.0  # seconds a process has to end by itself
+
+
+class Worker:
+    """One process and the pipes to it."""
+
+    def __init__(self, label: str, memory_file: int, told: dict[str, Any], env: dict[str, str]):
+        self.label = label
+        read, write = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", process_worker.__name__, str(memory_file), str(write)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # some packages greet
+            pass_fds=(memory_file, write),
+            # The child finds what the parent finds, also what was put on the path by hand.
+            env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            bufsize=0,
+        )
+        os.close(write)
+        self.answers: BinaryIO = os.fdopen(read, "rb", buffering=0)
+        assert self.process.stdin is not None
+        self.requests: Any = self.process.stdin
+        data = json.dumps(told).encode()
+        self.send(struct.pack("<I", len(data)) + data)
+
+    def send(self, request: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `receive` says how it ended
+            self.requests.write(request)
+
+    def receive(self, text: bool = False) -> bytes:
+        """Wait for the answer to one request. Raises where the process failed or is gone."""
+        try:
+            kind = process_worker.read_exactly(self.answers, 1)
+            if kind == DONE:
+                return process_worker.read_text(self.answers) if text else b""
+            reason = process_worker.read_text(self.answers).decode()
+        except EOFError:
+            raise RuntimeError(f"{self.label} {self._how_it_ended()}.") from None
+        if kind == MISTAKE:
+            raise UserError(reason)
+        raise RuntimeError(f"{self.label} failed:\n{reason}")
+
+    def _how_it_ended(self) -> str:
+        code = self.process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = signal.Signals(-code).name
+        why = " (often: not enough memory)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{why}"
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.requests.close()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.answers.close()
+
+
+class ProcessEnv:
+    """N copies of a Gymnasium environment behind the `VecEnv` contract."""
+
+    def __init__(
+        self,
+        name: str,
+        gym_id: str,
+        kwargs: dict[str, Any],
+        num_envs: int,
+        processes: int,
+        seed: int,
+        device: torch.device,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.workers: list[Worker] = []
+        memory_file = os.memfd_create("fleetfoot")
+        self.close = weakref.finalize(self, _close, self.workers, memory_file)
+        # Word i of nothing but (seed, i): the same for any number of copies and processes.
+        seeds = [
+            int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0])
+            for i in range(num_envs)
+        ]
+        count = min(processes, num_envs)
+        bounds = [num_envs * k // count for k in range(count + 1)]
+        self.bounds = bounds
+        try:
+            for first, last in itertools.pairwise(bounds):
+                told = {
+                    "name": gym_id,
+                    "kwargs": kwargs,
+                    "first": first,
+                    "seeds": seeds[first:last],
+                    "num_envs": num_envs,
+                }
+                label = f"the process of environments {first} to {last - 1} of {name}"
+                self.workers.append(Worker(label, memory_file, told, env or {}))
+            # They were all started first, and get ready at the same time.
+            about, *_ = [json.loads(worker.receive(text=True)) for worker in self.workers]
+        except UserError as why:
+            self.close()
+            raise UserError(f"{name} cannot be made: {why}") from None
+        except BaseException:
+            self.close()
+            raise
+        sizes = num_envs, about["obs_size"], about["action_size"]
+        os.ftruncate(memory_file, Shared(None, *sizes).end)
+        self.shared = Shared(mmap.mmap(memory_file, 0), *sizes)
+        for worker in self.workers:
+            worker.send(b"g")
+        self.spec = EnvSpec(
+            name=name,
+            num_envs=num_envs,
+            obs_shape=(about["obs_size"],),
+            action=Continuous(about["action_size"]),
+            device=device,
+            episode_length=about["episode_length"],
+            step_seconds=about["step_seconds"],
+        )
+
+    def reset(self) -> Obs:
+        self._tell(RESET)
+        self._wait()
+        return self._obs(self.shared.obs)
+
+    def step(self, action: Tensor) -> Step:
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: Tensor) -> None:
+        shared = self.shared
+        rows = action.cpu().numpy()
+        if rows.shape != shared.action.shape:
+            raise UserError(
+                f"{self.spec.name} takes actions {list(shared.action.shape)}, not {list(rows.shape)}."
+            )
+        shared.action[:] = rows
+        self._tell(STEP)
+
+    def receive(self) -> Step:
+        self._wait()
+        shared = self.shared
+        obs = next_obs = self._obs(shared.obs)
+        if shared.terminated.any() or shared.truncated.any():
+            next_obs = self._obs(shared.next_obs)
+        return Step(
+            obs,
+            next_obs,
+            self._tensor(shared.reward),
+            self._tensor(shared.terminated),
+            self._tensor(shared.truncated),
+            {"success": self._tensor(shared.success)},
+        )
+
+    def state_dict(self) -> None:
+        """Gymnasium has no way to ask an environment for its state."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        raise UserError(
+            f"{self.spec.name} cannot be restored: Gymnasium environments do not tell their state."
+        )
+
+    def render(self, index: int = 0) -> NDArray[np.uint8]:
+        at = int(np.searchsorted(self.bounds, index, side="right")) - 1
+        worker = self.workers[at]
+        worker.send(DRAW + struct.pack("<I", index - self.bounds[at]))
+        try:
+            data = worker.receive(text=True)
+        except UserError as why:
+            raise UserError(f"{self.spec.name} cannot be drawn here: {why}") from None
+        height, width = struct.unpack("<II", data[:8])
+        return np.frombuffer(data, np.uint8, offset=8).reshape(height, width, 3).copy()
+
+    def _tell(self, request: bytes) -> None:
+        if not self.workers:
+            raise RuntimeError(f"{self.spec.name} is closed.")
+        with self._or_closed():
+            for worker in self.workers:
+                worker.send(request)
+
+    def _wait(self) -> None:
+        with self._or_closed():
+            for worker in self.workers:
+                worker.receive()
+
+    @contextlib.contextmanager
+    def _or_closed(self) -> Iterator[None]:
+        """Whatever breaks in, also Ctrl-C, closes: answers would be left over, and read as those of the next step."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.copy()).to(self.spec.device)
+
+    def _obs(self, rows: NDArray[np.float32]) -> Obs:
+        actor = self._tensor(rows)
+        return Obs(actor, actor)
+
+
+def _close(workers: list[Worker], memory_file: int) -> None:
+    for worker in workers:  # all of them first, so that they end at the same time
+        with contextlib.suppress(OSError):
+            worker.requests.close()
+    for worker in workers:
+        worker.close()
+    workers.clear()
+    os.close(memory_file)

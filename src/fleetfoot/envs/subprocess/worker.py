@@ -1,0 +1,173 @@
+"""A process that steps its share of Gymnasium environments, in memory it shares with the one that started it.
+
+Run by `envs.subprocess.env`, never by hand. Requests come as single bytes on standard input, answers go to a pipe;
+actions and observations travel in shared memory alone. Nothing here imports torch: a worker is small.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+RESET, STEP, DRAW = b"r", b"s", b"d"  # requests
+DONE, FAILED, MISTAKE = b"k", b"f", b"m"  # the first byte of an answer; a text follows the last two
+ALIGN = 64  # bytes; no two arrays share a cache line
+
+
+class Shared:
+    """The arrays of one vec step of all environments, laid out in one piece of memory."""
+
+    def __init__(self, memory: Any, num_envs: int, obs_size: int, action_size: int) -> None:
+        self.end, self.memory = 0, memory
+        self.action: NDArray[np.float32] = self._take(np.float32, num_envs, action_size)
+        self.next_obs: NDArray[np.float32] = self._take(np.float32, num_envs, obs_size)
+        self.obs: NDArray[np.float32] = self._take(np.float32, num_envs, obs_size)
+        self.reward: NDArray[np.float32] = self._take(np.float32, num_envs)
+        self.success: NDArray[np.float32] = self._take(np.float32, num_envs)
+        self.terminated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
+        self.truncated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
+
+    def _take(self, dtype: Any, *shape: int) -> Any:
+        start = self.end
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self.end = -(-(start + size) // ALIGN) * ALIGN
+        if self.memory is None:  # to learn how much is needed
+            return np.empty(0)
+        return np.frombuffer(self.memory, dtype, int(np.prod(shape)), start).reshape(shape)
+
+
+def write_text(out: BinaryIO, kind: bytes, text: str | bytes) -> None:
+    data = text if isinstance(text, bytes) else text.encode()
+    out.write(kind + struct.pack("<I", len(data)) + data)
+    out.flush()
+
+
+def read_text(source: BinaryIO) -> bytes:
+    """What `write_text` wrote after its first byte. Raises `EOFError` where the other side is gone."""
+    (size,) = struct.unpack("<I", read_exactly(source, 4))
+    return read_exactly(source, size)
+
+
+def read_exactly(source: BinaryIO, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = source.read(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+class Copy:
+    """One environment with its row of the shared arrays and its own stream of numpy's global random numbers.
+
+    Some environments (HumanoidBench's) draw from that global generator: without a stream of its own, what one of them
+    draws would depend on its neighbours.
+    """
+
+    def __init__(self, name: str, kwargs: dict[str, Any], row: int, seed: int) -> None:
+        self.env: Any = gymnasium.make(name, disable_env_checker=True, **kwargs)
+        self.about = describe(self.env)
+        self.row, self.seed = row, seed
+        self.stream: Any = np.random.RandomState(seed).get_state()
+        space: Any = self.env.action_space
+        self.low, self.half = space.low, (space.high - space.low) / 2
+
+    def reset(self, shared: Shared) -> None:
+        np.random.set_state(self.stream)
+        # Only the first reset plants the seed: later ones go on in the environment's own stream.
+        seed, self.seed = (None if self.seed < 0 else self.seed), -1
+        shared.obs[self.row] = self.env.reset(seed=seed)[0]
+        self.stream = np.random.get_state()
+
+    def step(self, shared: Shared) -> None:
+        np.random.set_state(self.stream)
+        action = np.clip(shared.action[self.row], -1, 1)
+        action = np.asarray(self.low + (action + 1) * self.half, self.env.action_space.dtype)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        row = self.row
+        shared.next_obs[row] = shared.obs[row] = obs
+        shared.reward[row] = reward
+        shared.terminated[row], shared.truncated[row] = terminated, truncated and not terminated
+        shared.success[row] = float(info.get("success", 0))
+        self.stream = np.random.get_state()
+        if terminated or truncated:
+            self.reset(shared)
+
+
+def describe(env: Any) -> dict[str, Any]:
+    obs, action = env.observation_space, env.action_space
+    if not (isinstance(obs, spaces.Box) and len(obs.shape) == 1):
+        raise ValueError(f"it has observations {obs}; only flat ones are understood")
+    bounded = isinstance(action, spaces.Box) and bool(np.isfinite([action.low, action.high]).all())
+    if not (bounded and len(action.shape) == 1):
+        raise ValueError(f"it has actions {action}; only a vector with bounds is understood")
+    limit = env.spec.max_episode_steps if env.spec else None
+    fps = env.metadata.get("render_fps") or 20
+    return {
+        "obs_size": obs.shape[0],
+        "action_size": action.shape[0],
+        "episode_length": limit,
+        "step_seconds": 1 / fps,
+    }
+
+
+def picture(env: Any) -> bytes:
+    found = env.render()
+    if not (isinstance(found, np.ndarray) and found.ndim == 3 and found.shape[2] == 3):
+        raise ValueError("the environment has no render mode rgb_array")
+    return struct.pack("<II", *found.shape[:2]) + found.astype(np.uint8).tobytes()
+
+
+def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
+    told = json.loads(read_text(requests))
+    try:
+        copies = [
+            Copy(told["name"], told["kwargs"], told["first"] + i, seed)
+            for i, seed in enumerate(told["seeds"])
+        ]
+        about = copies[0].about
+    except Exception as error:
+        write_text(answers, MISTAKE, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return
+    write_text(answers, DONE, json.dumps(about))
+    requests.read(1)  # by now the memory has its size
+    memory = mmap.mmap(memory_file, 0)
+    shared = Shared(memory, told["num_envs"], about["obs_size"], about["action_size"])
+    while request := requests.read(1):
+        try:
+            if request == DRAW:
+                (index,) = struct.unpack("<I", read_exactly(requests, 4))
+                write_text(answers, DONE, picture(copies[index].env))
+                continue
+            for copy in copies:
+                copy.step(shared) if request == STEP else copy.reset(shared)
+        except Exception:
+            kind = MISTAKE if request == DRAW else FAILED
+            last = traceback.format_exc(limit=-1).strip().splitlines()[-1]
+            write_text(answers, kind, last if request == DRAW else traceback.format_exc())
+            continue
+        answers.write(DONE)
+        answers.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes
+    memory_file, answers = (int(word) for word in sys.argv[1:3])
+    serve(memory_file, os.fdopen(0, "rb", buffering=0), os.fdopen(answers, "wb"))
+    os._exit(0)  # nothing is to be saved, and OpenGL complains when Python takes it apart
+
+
+if __name__ == "__main__":
+    main()

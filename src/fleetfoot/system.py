@@ -1,0 +1,47 @@
+"""What this machine has: cores, devices, memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from fleetfoot.errors import UserError
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:K.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:K.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count() > 0:
+        raise UserError(f"device {name} was asked for, but there are {torch.cuda.device_count()}.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "device cuda was asked for, but torch sees no GPU; use --device cpu or auto."
+        )
+    return device
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be had on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 2**62  # unknown on this system: let the allocation itself decide

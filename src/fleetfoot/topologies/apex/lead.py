@@ -1,0 +1,25 @@
+"""How far a free learner may run ahead of the actors."""
+
+from __future__ import annotations
+
+
+class Lead:
+    """How far a learner that does not wait may run ahead of those who collect.
+
+    Every row received allows to learn from `reuse` rows. What is not used is kept only up to the worth of `rows` rows:
+    a learner that was slow for hours must not go on for hours when nothing arrives any more.
+    """
+
+    def __init__(self, reuse: float, *, rows: int, most_at_once: int):
+        """`most_at_once`: rows that are asked for together."""
+        self.reuse, self.most = reuse, max(reuse * rows, float(most_at_once))
+        self.left = 0.0
+
+    def earn(self, rows: int) -> None:
+        self.left = min(self.most, self.left + self.reuse * rows)
+
+    def allows(self, rows: int) -> bool:
+        return self.left >= rows
+
+    def spend(self, rows: int) -> None:
+        self.left -= rows

@@ -1,0 +1,73 @@
+"""An agent that two learners share: what each of them learns, and which weights travel between them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.agents.contract import ActorCritic, Agent
+from fleetfoot.errors import UserError
+from fleetfoot.execution.learner import EagerLearner, Half, learner
+from fleetfoot.log.split import TimeSplit
+from fleetfoot.optim import LocalStepper
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.observations import Observations
+from fleetfoot.replay.replay import Replay
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def in_halves(agent: Agent) -> ActorCritic:
+    """The same agent, if two learners can share it; UserError if not."""
+    if not all(hasattr(agent, name) for name in ("update_critic", "update_policy")):
+        raise UserError(
+            f"{type(agent).__name__} makes one update of everything, so two learners cannot share it; "
+            "use --topology SynchronousConfig."
+        )
+    return cast(ActorCritic, agent)
+
+
+def policy_weights(agent: ActorCritic) -> list[Tensor]:
+    """What `update_policy` changes and others read."""
+    found = [getattr(agent, name) for name in agent.policy_state]
+    steppers = [stepper for stepper in found if isinstance(stepper, LocalStepper)]
+    return [w for stepper in steppers for w in stepper.parameters] + _beside(agent.policy, agent)
+
+
+def critic_weights(agent: ActorCritic) -> list[Tensor]:
+    return [*agent.critic.parameters(), *_beside(agent.critic, agent)]
+
+
+def _beside(network: nn.Module, agent: ActorCritic) -> list[Tensor]:
+    """What goes with the weights of a network (singular vectors), without the statistics of observations."""
+    apart = {id(buffer) for buffer in agent.norms.buffers()}
+    return [buffer for buffer in network.buffers() if id(buffer) not in apart]
+
+
+def statistics(agent: ActorCritic) -> list[Tensor]:
+    return list(agent.norms.buffers())
+
+
+def half_learner(
+    half: Half,
+    recipe: Recipe,
+    agent: ActorCritic,
+    memory: Replay | Observations,
+    device: torch.device,
+    split: TimeSplit,
+) -> EagerLearner:
+    return learner(
+        agent,
+        memory,
+        recipe.batch_size,
+        half=half,
+        precision=recipe.precision,
+        mode=recipe.execution,
+        device=device,
+        split=split,
+    )

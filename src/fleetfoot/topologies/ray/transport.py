@@ -1,0 +1,124 @@
+"""Transitions on their way from an actor to the learner: several vec steps as a few arrays.
+
+Each observation travels once. What follows a row is what the next row begins with, so a block holds the observations
+of its first line, then what was new after each line, and the first observations of the episodes that began inside it.
+Of a stack of frames only the newest is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetfoot.data import EnvSpec, Obs, Transition
+from fleetfoot.topologies.ray.cluster import to_arrays, to_tensors
+
+
+class Block(NamedTuple):
+    """L lines of V environments. All but the numbers are numpy arrays."""
+
+    actor: int
+    incarnation: int  # how often this actor has been replaced
+    sequence: int  # blocks of this incarnation before this one
+    version: int  # of the weights that acted
+    seconds: float  # it took to collect
+    lines: dict[str, Any]
+    td_error: Any  # [L, V] absolute, or None where the actor does not know
+
+
+def pack_lines(steps: Sequence[Transition], spec: EnvSpec) -> dict[str, Any]:
+    """As arrays. The steps must follow from one another. Arrays may share memory with them: send them at once."""
+    ended = torch.stack([s.terminated | s.truncated for s in steps[:-1]] or [_nothing(steps[0])])
+    at = ended.nonzero()  # [K, 2] line, column
+    newest = slice(None) if spec.frame_stack == 1 else (slice(None), -1)
+    private = spec.critic_shape is not None
+
+    def begun(side: str) -> Tensor:
+        rows = [getattr(steps[line + 1].obs, side)[column] for line, column in at.tolist()]
+        return torch.stack(rows) if rows else getattr(steps[0].obs, side)[:0]
+
+    packed: dict[str, Any] = to_arrays(
+        {
+            "first": {side: getattr(steps[0].obs, side) for side in sides(private)},
+            "newest": torch.stack([s.next_obs.actor[newest] for s in steps]),
+            "critic": torch.stack([s.next_obs.critic for s in steps]) if private else None,
+            "begun_at": at,
+            "begun": {side: begun(side) for side in sides(private)},
+            "task": steps[0].obs.task,
+            **{
+                name: torch.stack([getattr(s, name) for s in steps])
+                for name in ("action", "reward", "terminated", "truncated")
+            },
+            "info": {k: torch.stack([s.info[k] for s in steps]) for k in steps[0].info},
+        },
+        copy=False,
+    )
+    return packed
+
+
+def unpack_lines(
+    lines: dict[str, Any], spec: EnvSpec, device: torch.device
+) -> Iterator[Transition]:
+    """The inverse of `pack_lines`, on the learner's device."""
+    where: np.ndarray[Any, Any] = lines["begun_at"]  # stays on the host: it decides what is done
+    rest = _to(to_tensors({k: v for k, v in lines.items() if k != "begun_at"}), device)
+    private = rest["critic"] is not None
+    task = rest["task"]
+    obs = {side: rest["first"][side] for side in sides(private)}
+    for line in range(len(rest["reward"])):
+        newest = rest["newest"][line]
+        after = {"actor": newest}
+        if spec.frame_stack > 1:
+            after["actor"] = torch.cat([obs["actor"][:, 1:], newest.unsqueeze(1)], 1)
+        if private:
+            after["critic"] = rest["critic"][line]
+        yield Transition(
+            obs=_whole(obs, task),
+            next_obs=_whole(after, task),
+            info={name: values[line] for name, values in rest["info"].items()},
+            **{name: rest[name][line] for name in ("action", "reward", "terminated", "truncated")},
+        )
+        obs = after
+        if len(began := np.flatnonzero(where[:, 0] == line)):
+            column = torch.from_numpy(where[began, 1]).to(device)
+            entry = torch.from_numpy(began).to(device)
+            obs = {
+                side: after[side].index_copy(0, column, rest["begun"][side][entry])
+                for side in sides(private)
+            }
+
+
+def split_lines(lines: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the first line begins with, and everything else: together they are `lines`."""
+    seen = {name: lines[name] for name in ("first", "task")}
+    return seen, {name: value for name, value in lines.items() if name not in seen}
+
+
+def unpack_obs(seen: dict[str, Any], device: torch.device) -> Obs:
+    """The observations in the first half of `split_lines`."""
+    tensors = _to(to_tensors(seen), device)
+    return _whole(tensors["first"], tensors["task"])
+
+
+def sides(private: bool) -> tuple[str, ...]:
+    return ("actor", "critic") if private else ("actor",)
+
+
+def _whole(parts: dict[str, Tensor], task: Tensor | None) -> Obs:
+    return Obs(parts["actor"], parts.get("critic", parts["actor"]), task)
+
+
+def _nothing(step: Transition) -> Tensor:
+    return torch.zeros_like(step.terminated)
+
+
+def _to(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {key: _to(value, device) for key, value in tree.items()}
+    return tree
