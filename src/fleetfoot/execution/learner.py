@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fleetfoot.agents.contract import Agent, Pattern
 from fleetfoot.data import Batch, Obs, UpdateResult
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.rng import RandomStream
@@ -48,12 +48,12 @@ def learner(
     precision: Precision,
     mode: Mode,
     device: torch.device,
-    split: TimeSplit | None = None,
+    split: StepTimer | None = None,
     world: int = 1,
 ) -> EagerLearner:
     """The learner of a recipe; `rows` is the batch size, `world` the number of processes that share gradients. `half`:
     which updates it makes; those of the policy alone need nothing but observations."""
-    split = split or TimeSplit(device)
+    split = split or StepTimer(device)
     update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     mode = resolved(mode, device)
     gather: Gather = replay.gather
@@ -122,7 +122,7 @@ class EagerLearner:
         rows: int,
         update: Callable[[Any], UpdateResult],
         gather: Gather,
-        split: TimeSplit,
+        split: StepTimer,
     ):
         self.agent, self.replay, self.rows, self.update = agent, replay, rows, update
         self.gather, self.split = gather, split
@@ -204,7 +204,7 @@ class CapturedLearner(EagerLearner):
         rows: int,
         update: Callable[[Any], UpdateResult],
         gather: Gather,
-        split: TimeSplit,
+        split: StepTimer,
     ):
         super().__init__(agent, replay, rows, update, gather, split)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(replay.device)  # type: ignore[no-untyped-call]

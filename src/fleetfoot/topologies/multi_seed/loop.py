@@ -27,12 +27,12 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.ring import final_entries
 from fleetfoot.replay.samplers import Uniform, UniformConfig
-from fleetfoot.run.build import Run
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 from fleetfoot.topologies.multi_seed.meter import MultiSeedMeter
 from fleetfoot.topologies.multi_seed.replay import MultiSeedReplay, MultiSeedUniform, of_seed
 from fleetfoot.topologies.multi_seed.vmap import stack
+from fleetfoot.topologies.old_run import Run
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fleetfoot.agents.contract import ActorCritic, Agent
 from fleetfoot.errors import UserError
 from fleetfoot.execution.learner import EagerLearner, Half, learner
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.observations import Observations
@@ -59,7 +59,7 @@ def half_learner(
     agent: ActorCritic,
     memory: Replay | Observations,
     device: torch.device,
-    split: TimeSplit,
+    split: StepTimer,
 ) -> EagerLearner:
     return learner(
         agent,
