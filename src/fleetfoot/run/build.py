@@ -203,10 +203,10 @@ def build_parts(
 
 @contextmanager
 def open_run(
-    recipe: Recipe, folder: Path, state: State | None, **options: Any
+    recipe: Recipe, folder: Path, state: State | None, *, console: bool = True, **options: Any
 ) -> Iterator[tuple[Journal, Parts]]:
-    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `options` are those
-    of `build_parts`."""
+    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `console`: False
+    where another run prints; `options` are those of `build_parts`."""
     ranks = here()
     with ExitStack() as stack:
         with ranks.raise_together():
@@ -220,6 +220,6 @@ def open_run(
             if ranks.first:
                 seed = recipe.seeds().evaluation
                 parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
-            journal.open(resumed=state is not None)
+            journal.open(resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts
