@@ -28,6 +28,7 @@ from fleetfoot.execution.learner import (
     generators,
     learner,
     means,
+    pattern_of,
     updater,
     why_not_captured,
 )
@@ -55,7 +56,7 @@ def agent_configs() -> dict[str, Any]:
     return {
         "fast_td3": replace(SMALL, policy_optim=moving, critic_optim=moving),
         "fast_sac": FastSACConfig(
-            v_min=-5.0, v_max=5.0, atoms=11, policy_every=2, policy_net=NET, critic_net=NET
+            v_min=-5.0, v_max=5.0, num_atoms=11, policy_every=2, policy_net=NET, critic_net=NET
         ),
         "ddpg": replace(CATEGORICAL, policy_every=2),
         "dqn": C51,
@@ -270,7 +271,7 @@ class Decisions:
         self.agent, self.replay = parts(name)
         self.batch = self.replay.sample(16)
         self.taken: list[tuple[str, ...]] = []
-        for method in ("update_policy", "follow"):
+        for method in ("update_policy", "update_target"):
             if hasattr(self.agent, method):
                 setattr(self.agent, method, self._watched(method))
 
@@ -302,7 +303,7 @@ def test_equal_patterns_mean_equal_decisions(name: str) -> None:
     for count in (1, 2, 3):
         for updates in range(6):  # policies every 2, targets every 3: all that can happen
             agent.updates = updates
-            pattern = agent.pattern(count)
+            pattern = pattern_of(agent, count)
             assert agent.updates == updates, "asking changes nothing"
             seen.setdefault(pattern, set()).add(watched.of(updates, count))
     assert all(len(decisions) == 1 for decisions in seen.values())
@@ -432,11 +433,11 @@ def test_captured_equals_eager_on_a_gpu(name: str, precision: Any, sampler: Any)
 
 
 def agent_action(agent: Any) -> Any:
-    return Continuous(agent.actions) if hasattr(agent, "actions") else Discrete(4)
+    return Continuous(agent.action_size) if hasattr(agent, "action_size") else Discrete(4)
 
 
 def critic(agent: Any) -> tuple[Any, int]:
-    return ((5,), 3) if hasattr(agent, "actions") else (None, 0)
+    return ((5,), 3) if hasattr(agent, "action_size") else (None, 0)
 
 
 @ON_GPU
@@ -451,10 +452,10 @@ def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     learn(2)
     assert learn.ready(2)
     assert not learn.ready(1)
-    assert list(learn.recorded) == [(False, True)]
+    assert list(learn.recorded) == [(2, (False, True))]
     for _ in range(3):
         learn(1), learn(1)
-    assert set(learn.recorded) == {(False, True), (False,), (True,)}
+    assert set(learn.recorded) == {(2, (False, True)), (1, (False,)), (1, (True,))}
     assert agent.updates == 12
 
 

@@ -51,9 +51,9 @@ SIZES: dict[str, Size] = {
     "simba": Size(128, 151, None, 61, 8_192, SIMBA),
     "humanoid-bench": Size(128, 151, None, 61, 32_768, FastTD3Config()),
     "isaac": Size(
-        4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, atoms=251), 4, n_step=8
+        4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, num_atoms=251), 4, n_step=8
     ),
-    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(atoms=11), stored=1024),
+    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(num_atoms=11), stored=1024),
 }
 
 

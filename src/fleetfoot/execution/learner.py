@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import Agent, Pattern
+from fleetfoot.agents.contract import Agent, compiled_methods, every, periods
 from fleetfoot.data import Batch, Obs, UpdateResult
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.replay.observations import Observations
@@ -30,6 +30,7 @@ Mode = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["float32", "tf32", "bf16"]
 Half = Literal["update", "update_critic", "update_policy"]
 Metrics = dict[str, Tensor]
+Pattern = tuple[int, tuple[bool, ...]]
 Gather = Callable[..., Batch | Obs]  # reads the rows drawn
 
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
@@ -84,7 +85,7 @@ def updater(
     """`agent.update` (or a half of it), in the precision asked for and with compiled losses."""
     if resolved(mode, device) != "eager":
         torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
-        for name in agent.losses:
+        for name in compiled_methods(agent):
             setattr(agent, name, Compiled(getattr(agent, name), name))
     update: Callable[[Any], UpdateResult] = getattr(agent, half)
     # Of the process, so an earlier run's choice must not stay. On a CPU "high" may mean fewer bits, too.
@@ -110,6 +111,12 @@ def why_not_captured(
     if device.type != "cuda":
         return f"there are none on {device.type}"
     return None
+
+
+def pattern_of(agent: Agent, count: int) -> Pattern:
+    """What of the coming `count` updates the host decides: where two patterns are equal, so are the operations."""
+    due = (every(period, agent.updates, count) for period in periods(agent) or ())
+    return count, tuple(flag for flags in due for flag in flags)
 
 
 class EagerLearner:
@@ -139,7 +146,7 @@ class EagerLearner:
 
     def ready(self, count: int) -> bool:
         """Will the coming `count` updates find compiled what compiles at first use?"""
-        return count == 0 or self.mode == "eager" or self.agent.pattern(count) in self.seen
+        return count == 0 or self.mode == "eager" or pattern_of(self.agent, count) in self.seen
 
     def __call__(self, count: int) -> Metrics:
         """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
@@ -161,7 +168,7 @@ class EagerLearner:
 
     def _updates(self, count: int) -> Metrics:
         if count > 0:
-            pattern = self.agent.pattern(count)
+            pattern = pattern_of(self.agent, count)
             self.seen[pattern] = self.seen.get(pattern, 0) + 1
         found = []
         for _ in range(count):
@@ -218,7 +225,7 @@ class CapturedLearner(EagerLearner):
     def ready(self, count: int) -> bool:
         if count == 0 or self.gave_up or len(self.recorded) == MOST_PATTERNS:
             return True
-        return self.agent.pattern(count) in self.recorded
+        return pattern_of(self.agent, count) in self.recorded
 
     def start(self, count: int) -> None:
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -235,7 +242,7 @@ class CapturedLearner(EagerLearner):
     def _updates(self, count: int) -> Metrics:
         if count == 0:
             return {}
-        pattern = self.agent.pattern(count)
+        pattern = pattern_of(self.agent, count)
         if pattern in self.recorded:
             self.agent.updates += count
         elif self.seen.get(pattern, 0) < WARM_UPS or not self._record(pattern, count):

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 
-from fleetfoot.agents.contract import CanDiagnose
+from fleetfoot.agents.contract import CanDiagnose, as_diagnosable
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Belief, Evaluator
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EpisodeStats, Log, added
@@ -164,11 +163,7 @@ class Run(Learning):
         return {f"diagnose/{name}": float(value) for name, value in found.items()}
 
     def diagnosed(self) -> CanDiagnose:
-        if not (hasattr(self.agent, "diagnose") and hasattr(self.agent, "q")):
-            raise UserError(
-                f"{type(self.agent).__name__} cannot be diagnosed; use --evaluation.no-diagnose."
-            )
-        return cast(CanDiagnose, self.agent)
+        return as_diagnosable(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         whole = super().state_dict() | {

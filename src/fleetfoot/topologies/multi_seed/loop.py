@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import CannotStack
+from fleetfoot.agents.contract import traits
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import OnHost
 from fleetfoot.errors import UserError
@@ -110,7 +110,7 @@ def check(recipe: Recipe) -> None:
         raise refuse("that needs uniform sampling")
     if not isinstance(recipe.explorer, AsSampledConfig):
         raise refuse("that needs a policy that samples by itself (AsSampledConfig)")
-    if isinstance(recipe.agent, CannotStack) and (why := recipe.agent.cannot_stack_reason):
+    if why := traits(recipe.agent).cannot_stack_reason:
         raise refuse(why)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fleetfoot.agents.contract import Agent
+from fleetfoot.agents.contract import Agent, compiled_methods
 from fleetfoot.data import Obs
 from fleetfoot.errors import UserError
 from fleetfoot.optim import LocalStepper
@@ -48,7 +48,7 @@ def stack(whole: Agent, agents: Sequence[Agent]) -> Agent:
                 f"{type(whole).__name__} cannot train several seeds as one, because it draws its noise by itself; "
                 "leave out --seeds and train them one after the other."
             )
-    for name in whole.losses:
+    for name in compiled_methods(whole):
         setattr(whole, name, held.of_all(getattr(whole, name)))
     whole.behaviour = _Together(held, whole.behaviour)  # type: ignore[misc]
     return whole

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.contract import ActorCritic, Agent
-from fleetfoot.errors import UserError
+from fleetfoot.agents.contract import ActorCritic
 from fleetfoot.execution.learner import EagerLearner, Half, learner
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.optim import LocalStepper
@@ -20,16 +17,6 @@ from fleetfoot.replay.replay import Replay
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def in_halves(agent: Agent) -> ActorCritic:
-    """The same agent, if two learners can share it; UserError if not."""
-    if not all(hasattr(agent, name) for name in ("update_critic", "update_policy")):
-        raise UserError(
-            f"{type(agent).__name__} makes one update of everything, so two learners cannot share it; "
-            "use --topology SynchronousConfig."
-        )
-    return cast(ActorCritic, agent)
 
 
 def policy_weights(agent: ActorCritic) -> list[Tensor]:
