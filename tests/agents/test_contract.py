@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
-from agents.made_up import CPU, make_spec, small_run
+from agents.made_up import CPU, make_batch, make_spec, small_run
 from fleetfoot import recipes
 from fleetfoot.agents import contract
 from fleetfoot.agents.contract import Traits, check_agent
@@ -188,3 +189,24 @@ def test_what_cannot_be_stacked_says_why() -> None:
     del agent.random
     agent.weight = nn.Parameter(torch.zeros(1))
     assert contract.why_not_stacked(agent) == "its weight is in no module"
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_losses_are_pure_functions_that_vmap_accepts(name: str) -> None:
+    """Two batches at once give what each gives alone, whatever is compiled or stacked around them."""
+    agent = build(name)
+    spec = make_spec(action=Discrete(3)) if name == "dqn" else make_spec()
+    batches = [make_batch(spec, seed=seed) for seed in (1, 2)]
+    noise = torch.randn(2, 6, 2)
+    before = [p.clone() for p in agent.critic.parameters()]
+    inputs = [
+        (batch, *([] if name == "dqn" else [n])) for batch, n in zip(batches, noise, strict=True)
+    ]
+    alone = [agent.critic_loss(*given) for given in inputs]
+    both = tree_map(lambda *x: x[0] if x[0] is None else torch.stack(x), *inputs)
+    dims = tree_map(lambda x: None if x is None else 0, both)
+    together = torch.vmap(agent.critic_loss, in_dims=dims)(*both)
+    for i, loss in enumerate(alone):
+        mine = tree_map(lambda x, i=i: x[i], together)
+        torch.testing.assert_close(tuple(mine), tuple(loss), rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(p, q) for p, q in zip(agent.critic.parameters(), before, strict=True))

@@ -132,15 +132,14 @@ class InitialPriority(nn.Module):
     def __init__(self, critic: QNetwork, z: Tensor | None, reward_scale: float):
         super().__init__()
         self.critic, self.reward_scale = critic, reward_scale
-        self.register_buffer("z", z, persistent=False)
+        self.register_buffer("z", None if z is None else z.clone(), persistent=False)
 
     def forward(self, obs: Obs, action: Tensor, behaviour_output: Tensor) -> tuple[Tensor, Tensor]:
         return self.q(obs, action), self.q(obs, behaviour_output).amin(0)
 
     def q(self, obs: Obs, action: Tensor) -> Tensor:
         """[E, N]"""
-        out: Tensor = self.critic(obs, action).float()
-        return out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
+        return categorical.value(self.critic(obs, action).float(), self.z)
 
 
 class DDPG(Stateful):
@@ -277,8 +276,7 @@ class DDPG(Stateful):
             # The loss is a mean over rows, so each row's gradient arrives divided by their number.
             climbed = clip_gradient(action, self.cfg.max_action_gradient / action.shape[0])
         out = self.critic(obs, climbed).float()  # [E, B, K]
-        q = out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
-        loss = -q.amin(0).mean()  # (4)
+        loss = -categorical.value(out, self.z).amin(0).mean()  # (4)
         saturation = (
             (action.detach().abs() > 0.99).float().mean()
         )  # share of actions at their bounds

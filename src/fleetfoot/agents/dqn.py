@@ -135,16 +135,10 @@ class QValues(nn.Module):
     def __init__(self, critic: Critic, z: Tensor | None):
         super().__init__()
         self.critic = critic
-        self.register_buffer("z", z, persistent=False)
+        self.register_buffer("z", None if z is None else z.clone(), persistent=False)
 
     def forward(self, obs: Obs) -> Tensor:
-        return self.read(self.critic(obs))
-
-    def read(self, out: Tensor) -> Tensor:
-        """What the critic says, [..., K], as values [...]."""
-        if self.z is None:
-            return out.squeeze(-1)
-        return categorical.mean(out.softmax(-1), self.z)
+        return categorical.value(self.critic(obs), self.z)
 
 
 class Greedy(nn.Module):
@@ -233,7 +227,7 @@ class DQN(Stateful):
         """What the target says about the next action, [B, K]."""
         out: Tensor = self.critic_target(batch.next_obs)  # [B, num_actions, K]
         chooser = self.critic(batch.next_obs) if self.cfg.double else out
-        return _of(out, self.behaviour.read(chooser).argmax(-1))  # (2)
+        return _of(out, categorical.value(chooser, self.z).argmax(-1))  # (2)
 
     def target(self, batch: Batch) -> Tensor:
         return batch.reward + batch.discount * self.next_value(batch).squeeze(-1)  # (3)
