@@ -21,17 +21,9 @@ from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.api import resume, train
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.execution.learner import (
-    CapturedLearner,
-    Compiled,
-    EagerLearner,
-    generators,
-    learner,
-    means,
-    pattern_of,
-    updater,
-    why_not_captured,
-)
+from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
+from fleetfoot.execution.cuda_graph import generators, why_not_captured
+from fleetfoot.execution.learner import means
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
@@ -122,7 +114,7 @@ def noise(spec: EnvSpec, rows: int) -> list[Transition]:
 def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner:
     device = replay.ring.reward.device
     given: dict[str, Any] = {"precision": "float32", "mode": mode, "device": device}
-    return learner(agent, replay, 16, **(given | options))
+    return make_learner(agent, replay, 16, **(given | options))
 
 
 def assert_near(one: Any, two: Any, **near: float) -> None:
@@ -256,12 +248,12 @@ def test_auto_on_a_cpu_is_eager_and_says_nothing() -> None:
 
 def test_what_stands_against_cuda_graphs() -> None:
     cuda = torch.device("cuda")
-    agent, replay = parts("fast_td3", rows=3)
-    assert why_not_captured(agent, replay, cuda, 1) is None
-    assert "other processes" in str(why_not_captured(agent, replay, cuda, 2))
-    assert "none on cpu" in str(why_not_captured(agent, replay, CPU, 1))
-    _, prioritised = parts("fast_td3", sampler=ProportionalConfig(), rows=3)
-    assert why_not_captured(agent, prioritised, cuda, 1) is None
+    agent, _ = parts("fast_td3", rows=3)
+    assert why_not_captured(agent, cuda, 1) is None
+    assert "other processes" in str(why_not_captured(agent, cuda, 2))
+    assert "none on cpu" in str(why_not_captured(agent, CPU, 1))
+    del agent.periods
+    assert "FastTD3 declares no periods" in str(why_not_captured(agent, cuda, 1))
 
 
 class Decisions:
@@ -298,12 +290,12 @@ class Decisions:
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_patterns_mean_equal_decisions(name: str) -> None:
     watched = Decisions(name)
-    agent = watched.agent
+    agent, learn = watched.agent, build(watched.agent, watched.replay, "eager")
     seen: dict[Any, set[Any]] = {}
     for count in (1, 2, 3):
         for updates in range(6):  # policies every 2, targets every 3: all that can happen
             agent.updates = updates
-            pattern = pattern_of(agent, count)
+            pattern = learn.pattern(count)
             assert agent.updates == updates, "asking changes nothing"
             seen.setdefault(pattern, set()).add(watched.of(updates, count))
     assert all(len(decisions) == 1 for decisions in seen.values())

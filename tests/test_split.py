@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfoot.execution.learner import EagerLearner
+from fleetfoot.execution import EagerLearner
 from fleetfoot.log import split as split_module
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.run.build import Run

@@ -23,7 +23,7 @@ from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution.learner import Mode, Precision
+from fleetfoot.execution import Mode, Precision
 from fleetfoot.explore import ExplorerConfig
 from fleetfoot.log import Counters, LogConfig
 from fleetfoot.pace import PaceConfig

@@ -212,7 +212,7 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     ):
         if not callable(getattr(agent, method, None)):
             raise UserError(f"{name} needs a method {signature}.")
-    for method in compiled_methods(agent):
+    for method in compiled_methods(agent) or ():
         if not callable(getattr(agent, method, None)):
             raise UserError(f"{name}.compiled_methods names {method!r}, which is no method of it.")
     periods(agent)
@@ -221,9 +221,11 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     return cast(Agent, agent)
 
 
-def compiled_methods(agent: Agent) -> tuple[str, ...]:
-    """Empty where the agent declares none."""
-    names = getattr(agent, "compiled_methods", ())
+def compiled_methods(agent: Agent) -> tuple[str, ...] | None:
+    """None where the agent does not say what may be compiled."""
+    names = getattr(agent, "compiled_methods", None)
+    if names is None:
+        return None
     if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
         raise UserError(
             f"{type(agent).__name__}.compiled_methods must be a tuple of method names, not {names!r}."

@@ -15,7 +15,7 @@ from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
 from fleetfoot.bench.rates import wait
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import EagerLearner, Mode, Precision, learner
+from fleetfoot.execution import EagerLearner, Mode, Precision, make_learner
 from fleetfoot.nn.linear import Linear
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
@@ -177,7 +177,7 @@ def build(
     for transition in noise(spec, rows):
         agent.observe(transition)
         replay.append(transition)
-    learn = learner(agent, replay, size.batch, precision=precision, mode=mode, device=device)
+    learn = make_learner(agent, replay, size.batch, precision=precision, mode=mode, device=device)
     return agent, replay, learn
 
 

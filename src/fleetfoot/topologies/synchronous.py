@@ -12,7 +12,7 @@ from torch import Tensor
 from fleetfoot.config import part
 from fleetfoot.data import Step
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import learner
+from fleetfoot.execution import make_learner
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Run
@@ -52,7 +52,7 @@ def synchronous(run: Run, *, overlap: bool) -> Result:
 def vec_steps(run: Run, *, overlap: bool) -> Generator[None, None, None]:
     """The loop, one vec step at a time."""
     recipe, agent, replay, split = run.recipe, run.agent, run.replay, run.split
-    learn = learner(
+    learn = make_learner(
         agent,
         replay,
         run.share.batch_size,

@@ -39,7 +39,7 @@ from fleetfoot import checkpoint
 from fleetfoot.agents.contract import traits
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import learner
+from fleetfoot.execution import make_learner
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.apex.learner import BURST, FleetRun
@@ -167,7 +167,7 @@ class Learner:
 def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
     recipe, agent, replay, fleet = run.recipe, run.agent, run.replay, run.fleet
     cfg = run.cfg
-    updates = learner(
+    updates = make_learner(
         agent,
         replay,
         recipe.batch_size,

@@ -18,7 +18,7 @@ from torch import Tensor
 from fleetfoot.agents.contract import Served, as_served
 from fleetfoot.data import EnvSpec
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import updater
+from fleetfoot.execution import updater
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Mean
 from fleetfoot.log.split import TimeSplit

@@ -20,7 +20,7 @@ from fleetfoot.agents.contract import traits
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import OnHost
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import Compiled, learner, resolved
+from fleetfoot.execution import Compiled, make_learner, resolved
 from fleetfoot.explore import AsSampled, AsSampledConfig
 from fleetfoot.log import EpisodeStats
 from fleetfoot.recipe import Recipe, Result
@@ -158,7 +158,7 @@ class MultiSeedLoop:
 
     def train(self) -> list[Result]:
         total = self.recipe.total_vec_steps
-        learn = learner(
+        learn = make_learner(
             self.agent,
             self.replay,
             self.recipe.batch_size,

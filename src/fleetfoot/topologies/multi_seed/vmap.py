@@ -48,7 +48,7 @@ def stack(whole: Agent, agents: Sequence[Agent]) -> Agent:
                 f"{type(whole).__name__} cannot train several seeds as one, because it draws its noise by itself; "
                 "leave out --seeds and train them one after the other."
             )
-    for name in compiled_methods(whole):
+    for name in compiled_methods(whole) or ():
         setattr(whole, name, held.of_all(getattr(whole, name)))
     whole.behaviour = _Together(held, whole.behaviour)  # type: ignore[misc]
     return whole

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.contract import ActorCritic
-from fleetfoot.execution.learner import EagerLearner, Half, learner
+from fleetfoot.execution import EagerLearner, Half, make_learner
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe
@@ -48,7 +48,7 @@ def half_learner(
     device: torch.device,
     split: TimeSplit,
 ) -> EagerLearner:
-    return learner(
+    return make_learner(
         agent,
         memory,
         recipe.batch_size,

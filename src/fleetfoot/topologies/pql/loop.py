@@ -44,7 +44,7 @@ from fleetfoot.agents.contract import ActorCritic, as_actor_critic, every
 from fleetfoot.config import part
 from fleetfoot.data import EnvSpec, Obs, Step, Transition
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import RECORDING, resolved
+from fleetfoot.execution import RECORDING, resolved
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.observations import Observations

@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetfoot.agents.contract import ActorCritic, as_actor_critic
 from fleetfoot.data import EnvSpec, Step, Transition
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.execution.learner import EagerLearner, Half
+from fleetfoot.execution import EagerLearner, Half
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Log, Totals
 from fleetfoot.log.split import TimeSplit
