@@ -25,7 +25,7 @@ CONFIGS: list[Any] = [
 @pytest.mark.parametrize("cfg", CONFIGS)
 def test_an_ensemble_is_its_members_side_by_side(cfg: Any) -> None:
     torch.manual_seed(0)
-    both = cfg.build(5, 3, members=2)
+    both = cfg.build(5, 3, ensemble_size=2)
     x = torch.randn(7, 5)
     out = both(x)
     assert out.shape == (2, 7, 3)
@@ -54,7 +54,7 @@ def test_the_policy_head_starts_small() -> None:
 
 
 def test_layer_norm_equals_torch_per_member() -> None:
-    norm, x = LayerNorm(6, members=2), torch.randn(2, 9, 6)
+    norm, x = LayerNorm(6, ensemble_size=2), torch.randn(2, 9, 6)
     torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (6,), eps=1e-6))
 
 

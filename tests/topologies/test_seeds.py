@@ -43,7 +43,7 @@ def small() -> Recipe:
     agent = FastSACConfig(
         v_min=-20.0,
         v_max=20.0,
-        atoms=21,
+        num_atoms=21,
         policy_every=2,
         normalize_obs=True,
         policy_net=MLPConfig(hidden=(16,)),

@@ -34,9 +34,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import Pattern, Stateful, check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.controller import AdjusterConfig, LearnedScalar, SquashedConfig
@@ -108,13 +109,14 @@ class BROConfig:
 
 
 class BRO(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
-    kept = (
+    compiled_methods: ClassVar = ("critic_loss", "policy_loss", "optimist_loss")
+    periods = ()
+    state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "optimism", "kl_weight", "optimist"),
         *("step_critic", "step_policy", "step_alpha", "step_optimist", "step_adjusters"),
         *("critic_noise", "policy_noise", "optimist_noise"),
     )
-    counted = ("updates", "env_steps")
+    counter_attrs = ("updates", "env_steps")
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class BRO(Stateful):
         device: torch.device,
     ):
         self.cfg = cfg
-        self.actions = actions = flat_actions("BRO", spec)
+        self.action_size = flat_actions("BRO", spec)
         self.critic_noise, self.policy_noise = (
             RandomStream(seed, device),
             RandomStream(seed + 1, device),
@@ -137,14 +139,16 @@ class BRO(Stateful):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
             gains = (math.sqrt(2.0), 1.0)
-            self.gaussian = Gaussian(gaze, cfg.policy_net, actions, head_gains=gains, **bounds)
+            self.gaussian = Gaussian(
+                gaze, cfg.policy_net, self.action_size, head_gains=gains, **bounds
+            )
             self.gaussian.to(device)
             gaze = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
             outputs = cfg.quantiles or 1
-            self.critic = QNetwork(gaze, cfg.critic_net, actions, outputs, 2).to(device)
+            self.critic = QNetwork(gaze, cfg.critic_net, self.action_size, outputs, 2).to(device)
             if cfg.optimist is not None:
                 gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-                self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
+                self.optimist = cfg.optimist.build(gaze, self.action_size, **bounds).to(device)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: LearnedScalar = cfg.optimism.build().to(device)
@@ -183,35 +187,33 @@ class BRO(Stateful):
             self.initial.restore_()
 
     def update(self, batch: Batch) -> UpdateResult:
-        learned = self.update_critic(batch)
-        return UpdateResult(learned.metrics | self.update_actors(batch.obs), learned.td_error)
+        result = self.update_critic(batch)
+        return result.with_metrics(self.update_actors(batch.obs))
 
     def update_critic(self, batch: Batch) -> UpdateResult:
-        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
-        loss, found, td_error = self.critic_loss(batch, noise)
-        grad_norm = self.step_critic(loss)
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.action_size)
+        loss = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
-        return UpdateResult(found | {"critic/grad_norm": grad_norm}, td_error)
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:
-        shape = (obs.actor.shape[0], self.actions)
+        shape = (obs.actor.shape[0], self.action_size)
         with frozen(self.critic):
-            loss, found = self.policy_loss(obs, self.policy_noise.normal(*shape))
-            found = found | {"policy/grad_norm": self.step_policy(loss)}
+            loss = self.policy_loss(obs, self.policy_noise.normal(*shape))
+            metrics = loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
             if self.step_optimist is not None:
-                loss, more = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
-                found = found | more | {"optimist/grad_norm": self.step_optimist(loss)}
-        self.step_alpha(self.alpha_loss(found["policy/entropy"]))
+                loss = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
+                grad_norm = self.step_optimist(loss.loss)
+                metrics = metrics | loss.metrics | {"optimist/grad_norm": grad_norm}
+        self.step_alpha(self.alpha_loss(metrics["policy/entropy"]))
         if self.step_adjusters is not None:
-            self.step_adjusters(self.adjuster_loss(found["optimist/kl"]))
-        return found
+            self.step_adjusters(self.adjuster_loss(metrics["optimist/kl"]))
+        return metrics
 
-    def pattern(self, count: int) -> Pattern:
-        return (True,) * count
-
-    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss (3), metrics, and each row's absolute error in value."""
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The loss (3)."""
         target = self.target(batch, noise)  # [B, K]
         theta = self.critic(batch.obs, batch.action).float()  # [2, B, K]
         if self.cfg.quantiles is None:
@@ -222,7 +224,7 @@ class BRO(Stateful):
         q = theta.detach().mean(-1)  # [2, B]
         spread = 0.5 * (q[0] - q[1]).abs().mean()
         metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/spread": spread}
-        return loss, metrics, (q.mean(0) - target.mean(-1)).abs()
+        return Loss(loss, metrics, {"td_error": (q.mean(0) - target.mean(-1)).abs()})
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tensor) -> Tensor:
@@ -233,17 +235,17 @@ class BRO(Stateful):
         reward = self.cfg.reward_scale * batch.reward
         return reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft  # (2)
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
-        """The loss (5), and metrics."""
+    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (5)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         q = bound(self.critic(obs, action).float(), -self.cfg.pessimism).mean(-1)
         loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
-        found = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
-        found |= {"policy/alpha": self.alpha()}
-        return loss, {name: value.detach() for name, value in found.items()}
+        metrics = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
+        metrics |= {"policy/alpha": self.alpha()}
+        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
 
-    def optimist_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
-        """The loss (6), and metrics. The policy is only read."""
+    def optimist_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (6). The policy is only read."""
         assert self.optimist is not None
         with torch.no_grad():
             near_mean, near_log_std = self.gaussian(obs)
@@ -253,14 +255,14 @@ class BRO(Stateful):
         q = bound(self.critic(obs, action).float(), omega).mean(-1)
         kl = gaussian_kl(mean, log_std, near_mean, near_log_std).mean()
         loss = -q.mean() + weight * kl  # (6)
-        found = {"optimist/kl": kl, "optimist/optimism": omega, "optimist/kl_weight": weight}
-        return loss, {name: value.detach() for name, value in found.items()}
+        metrics = {"optimist/kl": kl, "optimist/optimism": omega, "optimist/kl_weight": weight}
+        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
-        target = self.cfg.target_entropy_per_action * self.actions
+        target = self.cfg.target_entropy_per_action * self.action_size
         return self.alpha() * (entropy - target)  # (7)
 
     def adjuster_loss(self, kl: Tensor) -> Tensor:
         """Above its target, the divergence lowers omega and raises lambda."""
-        excess = kl / self.actions - self.cfg.kl_target
+        excess = kl / self.action_size - self.cfg.kl_target
         return (self.optimism() - self.kl_weight()) * excess  # (8)

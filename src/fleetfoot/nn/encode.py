@@ -53,11 +53,18 @@ class QNetwork(nn.Module):
     """(Obs, action) -> [E, B, outputs]: an ensemble of critics as one batched network."""
 
     def __init__(
-        self, encoder: Encoder, net: NetworkConfig, actions: int, outputs: int, members: int
+        self,
+        encoder: Encoder,
+        net: NetworkConfig,
+        action_size: int,
+        outputs: int,
+        ensemble_size: int,
     ):
         super().__init__()
         self.encoder = encoder
-        self.net: Network = net.build(encoder.size + actions, outputs, members=members)
+        self.net: Network = net.build(
+            encoder.size + action_size, outputs, ensemble_size=ensemble_size
+        )
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         return self.net(torch.cat([self.encoder(obs), action], dim=-1))
@@ -70,10 +77,10 @@ class QNetwork(nn.Module):
 class TanhPolicy(nn.Module):
     """Obs -> action in [-1, 1]."""
 
-    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+    def __init__(self, encoder: Encoder, net: NetworkConfig, action_size: int):
         super().__init__()
         self.encoder = encoder
-        self.net = net.build(encoder.size, actions)
+        self.net = net.build(encoder.size, action_size)
 
     def forward(self, obs: Obs) -> Tensor:
         return torch.tanh(self.net(self.encoder(obs)).float())

@@ -23,7 +23,7 @@ class Gaussian(nn.Module):
         self,
         encoder: Encoder,
         net: NetworkConfig,
-        actions: int,
+        action_size: int,
         *,
         log_std_min: float,
         log_std_max: float,
@@ -32,7 +32,7 @@ class Gaussian(nn.Module):
         super().__init__()
         self.low, self.high = log_std_min, log_std_max
         self.encoder = encoder
-        self.net = net.build(encoder.size, 2 * actions)
+        self.net = net.build(encoder.size, 2 * action_size)
         if head_gains is not None:
             head = self.net.get_submodule("head")
             assert isinstance(head, Linear)

@@ -33,7 +33,7 @@ class Optimist(nn.Module):
 
 class OptimistConfig(Protocol):
     def build(
-        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+        self, encoder: Encoder, action_size: int, log_std_min: float, log_std_max: float
     ) -> Optimist: ...
 
 
@@ -44,16 +44,16 @@ class DeltaConfig:
     net: NetworkConfig = BroNetConfig(width=256, blocks=1, head_gain=0.01, head_bias=False)
 
     def build(
-        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+        self, encoder: Encoder, action_size: int, log_std_min: float, log_std_max: float
     ) -> Optimist:
-        return Delta(encoder, self.net, actions)
+        return Delta(encoder, self.net, action_size)
 
 
 class Delta(Optimist):
-    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+    def __init__(self, encoder: Encoder, net: NetworkConfig, action_size: int):
         super().__init__()
         self.encoder = encoder
-        self.net = net.build(encoder.size + actions, actions)
+        self.net = net.build(encoder.size + action_size, action_size)
 
     def forward(self, obs: Obs, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         shift = self.net(torch.cat([self.encoder(obs), mean], dim=-1)).float()
@@ -73,11 +73,11 @@ class IndependentConfig:
     """Of the orthogonal weights for mean and log std at the start."""
 
     def build(
-        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+        self, encoder: Encoder, action_size: int, log_std_min: float, log_std_max: float
     ) -> Optimist:
         bounds = {"log_std_min": log_std_min, "log_std_max": log_std_max}
         return Independent(
-            Gaussian(encoder, self.net, actions, head_gains=self.head_gains, **bounds)
+            Gaussian(encoder, self.net, action_size, head_gains=self.head_gains, **bounds)
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Step
-from fleetfoot.execution.learner import EagerLearner
+from fleetfoot.execution import EagerLearner
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Parts, open_run

@@ -16,10 +16,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
-from fleetfoot.agents.contract import CannotStack
+from fleetfoot.agents.contract import traits, why_not_stacked
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv, simulated_on_cpu
-from fleetfoot.execution.learner import Compiled, resolved
+from fleetfoot.execution import Compiled, resolved
 from fleetfoot.explore import ActsInTwoHalves, Explorer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.samplers import UniformConfig
@@ -30,7 +30,7 @@ from fleetfoot.topologies.multi_seed.explorer import MultiSeedExplorer
 from fleetfoot.topologies.multi_seed.journal import MultiSeedJournal
 from fleetfoot.topologies.multi_seed.meter import MultiSeedEpisodes
 from fleetfoot.topologies.multi_seed.replay import MultiSeedReplay, SeedReplay, build_replay
-from fleetfoot.topologies.multi_seed.vmap import stack, why_not_stacked
+from fleetfoot.topologies.multi_seed.vmap import stack
 
 
 @runtime_checkable
@@ -50,9 +50,7 @@ def why_not_batched(recipe: Recipe) -> str | None:
         return f"{type(recipe.topology).__name__} spreads one run over several workers"
     if not isinstance(recipe.replay.sampler, UniformConfig):
         return f"{type(recipe.replay.sampler).__name__} does not draw all rows alike"
-    if isinstance(recipe.agent, CannotStack):
-        return recipe.agent.cannot_stack_reason
-    return None
+    return traits(recipe.agent).cannot_stack_reason
 
 
 def train_batched(

@@ -18,28 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fleetfoot.agents.contract import Agent
+from fleetfoot.agents.contract import Agent, compiled_methods
 from fleetfoot.data import Transition
 from fleetfoot.optim import LocalStepper
 from fleetfoot.rng import RandomStream
 from fleetfoot.topologies.multi_seed.rows import of_each_seed
 from fleetfoot.topologies.multi_seed.stepper import StackedStepper
-
-
-def why_not_stacked(agent: Agent) -> str | None:
-    """What in this agent cannot be stacked, or None."""
-    if not agent.losses:
-        return "it names no losses"
-    for name, value in vars(agent).items():
-        if isinstance(value, torch.Generator):
-            return f"its {name} is a bare torch.Generator and no RandomStream"
-        if isinstance(value, nn.Parameter):
-            return f"its {name} is a parameter outside of any module"
-        if isinstance(value, torch.optim.Optimizer):
-            return (
-                f"its {name} is a bare torch optimiser; fleetfoot.optim has one that can be stacked"
-            )
-    return None
 
 
 def stack(whole: Agent, agents: Sequence[Agent]) -> Modules:
@@ -56,7 +40,7 @@ def stack(whole: Agent, agents: Sequence[Agent]) -> Modules:
             setattr(whole, name, StackedStream(parts))
         elif isinstance(value, LocalStepper):
             setattr(whole, name, StackedStepper(value, parts, modules.vmapped))
-    for name in whole.losses:
+    for name in compiled_methods(whole) or ():
         setattr(whole, name, modules.vmapped(getattr(whole, name)))
 
     def observe(fresh: Transition) -> None:
