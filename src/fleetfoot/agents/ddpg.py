@@ -46,7 +46,7 @@ from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
+from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
@@ -112,18 +112,6 @@ class DDPGConfig:
         return DDPG(self, spec, total_updates, seed, device)
 
 
-class Clamped(nn.Module):
-    """A normaliser whose results are kept within bounds."""
-
-    def __init__(self, norm: nn.Module, bound: float):
-        super().__init__()
-        self.norm, self.bound = norm, bound
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(x)
-        return normed.clamp(-self.bound, self.bound)
-
-
 class InitialPriority(nn.Module):
     """The first priorities of Ape-X: the critic's view of the action taken and of the one that the policy meant."""
 
@@ -153,23 +141,17 @@ class DDPG(Stateful):
     def __init__(
         self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg, self.device = cfg, device
-        self.action_size = flat_actions("DDPG", spec)
+        self.cfg, self.action_size = cfg, flat_actions("DDPG", spec)
+        self.updates, self.policy_every = 0, cfg.policy_every
+        self.periods = (cfg.policy_every, cfg.target_every)
         self.critic_noise = RandomStream(seed, device)
+        sizes = (self.action_size, cfg.num_atoms or 1, cfg.num_critics)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see, look = (
-                norm if cfg.obs_clamp is None else Clamped(norm, cfg.obs_clamp)
-                for norm in (self.norms.actor, self.norms.critic)
-            )
-            encoder = Encoder(spec, "actor", see, cfg.task_embedding)
+            encoder = self.norms.encoder("actor", cfg.task_embedding, cfg.obs_clamp)
             self.policy = TanhPolicy(encoder, cfg.policy_net, self.action_size).to(device)
-            encoder = Encoder(spec, "critic", look, cfg.task_embedding)
-            outputs = cfg.num_atoms or 1
-            self.critic = QNetwork(
-                encoder, cfg.critic_net, self.action_size, outputs, cfg.num_critics
-            )
-            self.critic.to(device)
+            encoder = self.norms.encoder("critic", cfg.task_embedding, cfg.obs_clamp)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
         self.behaviour = self.policy
         self.critic_target = target_copy(self.critic, self.critic.encoder.norm)
         self.policy_target = self.policy
@@ -179,17 +161,9 @@ class DDPG(Stateful):
         if cfg.num_atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.initial_priority = InitialPriority(self.critic, self.z, cfg.reward_scale)
-        self.step_critic: Stepper = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy: Stepper = cfg.policy_optim.build(
-            self.policy.parameters(),
-            max(1, total_updates // cfg.policy_every),
-            self.policy.constrain_,
-        )
-        self.updates = 0
-        self.policy_every = cfg.policy_every
-        self.periods = (cfg.policy_every, cfg.target_every)
+        self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
+        policy_updates = total_updates // cfg.policy_every
+        self.step_policy: Stepper = cfg.policy_optim.build(self.policy, policy_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)

@@ -170,7 +170,8 @@ class DQN(Stateful):
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
         assert isinstance(spec.action, Discrete)
-        self.cfg = cfg
+        self.cfg, self.tau, self.target_every = cfg, cfg.tau, cfg.target_every
+        self.updates, self.periods = 0, (cfg.target_every,)
         with seeded_init(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
@@ -180,12 +181,7 @@ class DQN(Stateful):
         self.policy = Greedy(self.behaviour)
         self.initial_priority = InitialPriority()
         self.critic_target = target_copy(self.critic, self.critic.norm)
-        self.step_critic: Stepper = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.updates = 0
-        self.tau, self.target_every = cfg.tau, cfg.target_every
-        self.periods = (cfg.target_every,)
+        self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.critic.norm.update(fresh.obs.actor)
