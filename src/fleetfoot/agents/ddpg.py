@@ -197,50 +197,48 @@ class DDPG(Stateful):
 
     def critic_loss(self, batch: Batch, xi: Tensor) -> Loss:
         """The loss (3), (7) or (8)."""
-        out = self.critic(batch.obs, batch.action).float()  # [E, B, K]
+        out = self.critic(batch.obs, batch.action)  # [E, B, K]
         if self.z is None:
-            q, wanted = out.squeeze(-1), self.target(batch, xi)  # [E, B], [B]
+            q, wanted = out.float().squeeze(-1), self.target(batch, xi)  # [E, B], [B]
             row_loss = 0.5 * (wanted - q).square()
         else:
-            target, log_probs = self.target_distribution(batch, xi), out.log_softmax(-1)
-            row_loss = self.distance(target, log_probs)
-            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+            target = self.target_distribution(batch, xi, self.z)  # [B, K]
+            row_loss, q = categorical.cross_entropy(out, target, self.z)  # (7) [E, B]
+            if self.cfg.twin == "published":
+                row_loss = self.binary_cross_entropy(out, target)  # (8)
+            wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean(-1).sum()  # (3), (7), (8)
         td_error = (wanted - q).detach().abs().mean(0)
         metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
         return Loss(loss, metrics | {"critic/td_error": td_error.mean()}, {"td_error": td_error})
 
-    def distance(self, target: Tensor, log_probs: Tensor) -> Tensor:
-        """How far each head is from the target distribution: [B, K] and [E, B, K] -> [E, B]."""
-        if self.cfg.twin == "lowest_mean":
-            return -(target * log_probs).sum(-1)
+    @staticmethod
+    def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+        """Mean over atoms, of softmax(logits) [E, B, K] to `target` [B, K]: [E, B]."""
+        log_probs = logits.float().log_softmax(-1)
         probs = log_probs.exp().clamp(max=1.0 - 1e-6)  # the logarithm below must stay finite
-        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)  # (8)
+        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)
 
     @torch.no_grad()
     def next_value(self, batch: Batch, xi: Tensor) -> Tensor:
-        """What the target critics say about the next action, [E, B, K]."""
+        """What the target critics say of the next action, [E, B, K]."""
         clip = self.cfg.noise_clip
         noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
         action = (self.policy_target(batch.next_obs) + noise).clamp(-1.0, 1.0)  # (1)
-        out: Tensor = self.critic_target(batch.next_obs, action).float()
+        out: Tensor = self.critic_target(batch.next_obs, action)
         return out
 
     def target(self, batch: Batch, xi: Tensor) -> Tensor:
-        lowest = self.next_value(batch, xi).squeeze(-1).amin(0)
+        lowest = self.next_value(batch, xi).float().squeeze(-1).amin(0)
         return self.cfg.reward_scale * batch.reward + batch.discount * lowest  # (2)
 
-    def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
-        assert self.z is not None
-        probs = self.next_value(batch, xi).softmax(-1)  # (6) [E, B, K]
+    def target_distribution(self, batch: Batch, xi: Tensor, z: Tensor) -> Tensor:
+        logits, lowest = self.next_value(batch, xi), self.cfg.twin == "lowest_mean"
         reward = self.cfg.reward_scale * batch.reward
-        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        if self.cfg.twin == "published":
-            return categorical.project(probs, shifted.expand_as(probs), self.z).amin(0)  # (8)
-        lowest = (probs * shifted).sum(-1).argmin(0)  # [B]
-        kept = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
-        return categorical.project(kept, shifted, self.z)  # (7)
+        target = categorical.project_shifted(  # (6), (7)
+            logits, base=reward, slope=batch.discount, z=z, lowest=lowest
+        )
+        return target if lowest else target.amin(0)  # (8)
 
     def policy_loss(self, obs: Obs) -> Loss:
         """The loss (4)."""

@@ -205,9 +205,9 @@ class DQN(Stateful):
             q, wanted = out.squeeze(-1), self.target(batch)
             row_loss = self.distance(wanted - q)
         else:
-            target, log_probs = self.target_distribution(batch), out.log_softmax(-1)
-            row_loss = -(target * log_probs).sum(-1)
-            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+            target = self.target_distribution(batch, self.z)
+            (row_loss,), (q,) = categorical.cross_entropy(out.unsqueeze(0), target, self.z)
+            wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean()  # (4), (7)
         td_error = (wanted - q).detach().abs()
         metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
@@ -228,12 +228,12 @@ class DQN(Stateful):
     def target(self, batch: Batch) -> Tensor:
         return batch.reward + batch.discount * self.next_value(batch).squeeze(-1)  # (3)
 
-    def target_distribution(self, batch: Batch) -> Tensor:
-        assert self.z is not None
-        probs = self.next_value(batch).softmax(-1)
-        shifted = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        return categorical.project(probs, shifted, self.z)  # (6)
+    def target_distribution(self, batch: Batch, z: Tensor) -> Tensor:
+        logits = self.next_value(batch).unsqueeze(0)  # one critic: [1, B, K]
+        target = categorical.project_shifted(
+            logits, base=batch.reward, slope=batch.discount, z=z, lowest=False
+        )
+        return target.squeeze(0)  # (6)
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:
