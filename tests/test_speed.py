@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import every
@@ -353,7 +353,7 @@ def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.Monk
 def test_a_rate_schedule_lives_on_the_device_and_follows_its_own_counter() -> None:
     """A step that is repeated without the host must find its place in the schedule."""
     weight = torch.nn.Parameter(torch.zeros(2))
-    step = AdamWConfig(lr=1e-2, lr_end=1e-3).build([weight], 10)
+    step = AdamWConfig(lr=1e-2, lr_end=1e-3).build(nn.ParameterList([weight]), 10)
     for k in range(4):
         step(weight.sum())
         assert step.steps.tolist() == k + 1

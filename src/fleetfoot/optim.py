@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -29,14 +29,9 @@ class Stepper(Protocol):
 class OptimConfig(Protocol):
     """The part of an agent that names an optimiser."""
 
-    def build(
-        self,
-        parameters: Iterable[nn.Parameter],
-        total_steps: int,
-        constrain_: Callable[[], None] = lambda: None,
-    ) -> LocalStepper:
-        """`total_steps` is the length of the learning-rate schedule. `constrain_` runs after each step, for weights
-        that must stay on a manifold."""
+    def build(self, module: nn.Module, total_steps: int) -> LocalStepper:
+        """A stepper of all parameters of `module`. `total_steps` is the length of the learning-rate schedule. A module
+        whose weights must stay on a manifold has a method `constrain_`, which runs after each step."""
         ...
 
 
@@ -61,15 +56,10 @@ class _Scheduled(ABC):
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise UserError(f"max_grad_norm must be above 0, not {self.max_grad_norm}.")
 
-    def build(
-        self,
-        parameters: Iterable[nn.Parameter],
-        total_steps: int,
-        constrain_: Callable[[], None] = lambda: None,
-    ) -> LocalStepper:
-        """`constrain_` runs after each step, for weights that must stay on a manifold."""
+    def build(self, module: nn.Module, total_steps: int) -> LocalStepper:
+        """A stepper of all parameters of `module`; see `OptimConfig`."""
         self.check()
-        return LocalStepper(self, list(parameters), total_steps, constrain_)
+        return LocalStepper(self, module, max(1, total_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,15 +244,10 @@ class LocalStepper:
     and back) calls them one after the other; `reduce` is what a plain call does between them.
     """
 
-    def __init__(
-        self,
-        cfg: _Scheduled,
-        parameters: list[nn.Parameter],
-        total_steps: int,
-        constrain_: Callable[[], None],
-    ):
-        self.cfg, self.parameters, self.total_steps = cfg, parameters, total_steps
-        self.constrain_ = constrain_
+    def __init__(self, cfg: _Scheduled, module: nn.Module, total_steps: int):
+        self.cfg, self.total_steps = cfg, total_steps
+        self.parameters = parameters = list(module.parameters())
+        self.constrain_: Callable[[], None] = getattr(module, "constrain_", lambda: None)
         # On the device, like the rate that depends on it: a step that was recorded once can be repeated.
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)

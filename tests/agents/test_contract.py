@@ -67,7 +67,7 @@ CFG = FastTD3Config()
 def test_what_is_required_is_enough() -> None:
     agent = Bare()
     assert check_agent(agent, CFG) is agent
-    assert contract.compiled_methods(agent) == ()
+    assert contract.compiled_methods(agent) is None
     assert contract.periods(agent) is None
     assert contract.why_not_stacked(agent) == "it declares no compiled_methods"
 

@@ -106,7 +106,7 @@ def test_simba_equals_its_definition() -> None:
 def test_simba_weights_stay_on_the_sphere(variant: Any, stays: bool) -> None:
     torch.manual_seed(0)
     net = SimbaV2(SimbaV2Config(width=8, blocks=1, variant=variant), 4, 2, 2)
-    step = AdamWConfig(lr=0.05, weight_decay=0.0).build(net.parameters(), 10, net.constrain_)
+    step = AdamWConfig(lr=0.05, weight_decay=0.0).build(net, 10)
     for _ in range(3):
         step(net(torch.randn(6, 4)).square().sum())
     lengths = torch.cat(

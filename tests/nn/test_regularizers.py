@@ -56,7 +56,7 @@ def test_spectral_weights_stay_below_one_while_they_learn_and_the_output_layer_i
     net = make(spectral_norm=True)
     assert [type(m) for m in net.body] == [SpectralLinear, SpectralLinear]
     assert type(net.head) is Linear
-    step = AdamConfig(lr=3e-3).build(net.parameters(), 100, net.constrain_)
+    step = AdamConfig(lr=3e-3).build(net, 100)
     x = torch.randn(64, 5)
     y = 20 * x[:, :1] * x[:, 1:2]
     for _ in range(100):
@@ -138,7 +138,7 @@ def test_fresh_columns_are_those_of_an_orthogonal_start() -> None:
 def test_redo_finds_the_dead_and_restarts_them_alone(layer_norm: bool) -> None:
     net = make(hidden=(100, 100), layer_norm=layer_norm)
     redo = ReDo(net, tau=0.025)
-    step = AdamConfig(lr=1e-3).build(net.parameters(), 100, net.constrain_)
+    step = AdamConfig(lr=1e-3).build(net, 100)
     x = torch.randn(256, 5)
     for _ in range(3):
         step((net(x) - 1.0).square().mean())

@@ -26,7 +26,6 @@ transfer keeps is our reading of the paper, whose code does not show it.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -41,16 +40,16 @@ from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.embed import Borrowed, UnitEmbedding
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.return_extremes import ReturnExtremes
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import random_streams, seeded_init
 
 DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
 NETWORKS = ("policy", "critic", "critic_target")
@@ -119,55 +118,34 @@ class BRC(Stateful):
         seed: int,
         device: torch.device,
     ):
-        self.cfg = cfg
-        self.action_size = flat_actions("BRC", spec)
+        self.cfg, self.action_size, self.updates = cfg, flat_actions("BRC", spec), 0
         self.target_entropy = cfg.target_entropy_per_action * self.action_size
-        tasks = max(1, len(spec.tasks))
-        self.critic_noise, self.policy_noise = (
-            RandomStream(seed, device),
-            RandomStream(seed + 1, device),
-        )
+        self.critic_noise, self.policy_noise = random_streams(seed, 2, device)
+        sizes, tasks = (self.action_size, cfg.num_atoms, cfg.num_critics), max(1, len(spec.tasks))
+        bounds = {"log_std": (cfg.log_std_min, cfg.log_std_max), "head_gains": ORTHOGONAL}
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             several = tasks > 1 or bool(cfg.start_from)
             vectors = UnitEmbedding(tasks, cfg.task_embedding) if several else None
-            borrowed = None if vectors is None else Borrowed(vectors)
-            self.gaussian = Gaussian(
-                Encoder(spec, "actor", self.norms.actor, borrowed),
-                cfg.policy_net,
-                self.action_size,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-                head_gains=(math.sqrt(2.0), 1.0),
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, vectors)
-            self.critic = QNetwork(
-                see, cfg.critic_net, self.action_size, cfg.num_atoms, cfg.num_critics
-            )
-            self.critic.to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+            encoder = self.norms.encoder("actor", vectors and Borrowed(vectors))
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", vectors)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.num_atoms, device)
         self.reward_scale: ReturnExtremes | None = None
         if cfg.normalize_reward:
+            window = spec.episode_length or cfg.return_window
+            margin = abs(self.target_entropy) / (2.0 * (1.0 - gamma))
             self.reward_scale = ReturnExtremes(
-                spec.num_envs,
-                tasks,
-                spec.episode_length or cfg.return_window,
-                gamma=gamma,
-                v_max=cfg.v_max,
-                margin=abs(self.target_entropy) / (2.0 * (1.0 - gamma)),
+                spec.num_envs, tasks, window, gamma=gamma, v_max=cfg.v_max, margin=margin
             ).to(device)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         # Without the vectors, which are the critic's.
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.net.parameters(), total_updates, self.gaussian.net.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
-        self.updates = 0
+        self.step_policy = cfg.policy_optim.build(self.gaussian.net, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.unfound: UserError | None = None  # why there is no run to start from
 
     def observe(self, fresh: Transition) -> None:

@@ -32,7 +32,7 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
 from fleetfoot.agents.state import Stateful
@@ -41,12 +41,12 @@ from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.controller import AdjusterConfig, LearnedScalar, SquashedConfig
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.optimist import DeltaConfig, Optimist, OptimistConfig, OptimisticPolicy
-from fleetfoot.nn.reset import ResetPoint, due
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import quantile
 from fleetfoot.ops.ensemble import bound
@@ -54,7 +54,7 @@ from fleetfoot.ops.gaussian_kl import gaussian_kl
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import random_streams, seeded_init
 
 Metrics = dict[str, Tensor]
 RESETS = (15_001, 50_001, 250_001, 500_001, 750_001, 1_000_001, 1_500_001, 2_000_001)
@@ -114,77 +114,54 @@ class BRO(Stateful):
     state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "optimism", "kl_weight", "optimist"),
         *("step_critic", "step_policy", "step_alpha", "step_optimist", "step_adjusters"),
-        *("critic_noise", "policy_noise", "optimist_noise"),
+        *("critic_noise", "policy_noise", "optimist_noise", "resets"),
     )
     counter_attrs = ("updates", "env_steps")
 
     def __init__(
-        self,
-        cfg: BROConfig,
-        spec: EnvSpec,
-        total_updates: int,
-        seed: int,
-        device: torch.device,
+        self, cfg: BROConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg = cfg
-        self.action_size = flat_actions("BRO", spec)
-        self.critic_noise, self.policy_noise = (
-            RandomStream(seed, device),
-            RandomStream(seed + 1, device),
-        )
-        self.optimist_noise = RandomStream(seed + 2, device)
-        bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
+        self.cfg, self.action_size = cfg, flat_actions("BRO", spec)
+        self.updates = self.env_steps = 0
+        self.critic_noise, self.policy_noise, self.optimist_noise = random_streams(seed, 3, device)
+        log_std, outputs = (cfg.log_std_min, cfg.log_std_max), cfg.quantiles or 1
+        bounds = {"log_std": log_std, "head_gains": ORTHOGONAL}
         self.optimist: Optimist | None = None
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            gains = (math.sqrt(2.0), 1.0)
-            self.gaussian = Gaussian(
-                gaze, cfg.policy_net, self.action_size, head_gains=gains, **bounds
-            )
-            self.gaussian.to(device)
-            gaze = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            outputs = cfg.quantiles or 1
-            self.critic = QNetwork(gaze, cfg.critic_net, self.action_size, outputs, 2).to(device)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, self.action_size, outputs, 2).to(device)
             if cfg.optimist is not None:
-                gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-                self.optimist = cfg.optimist.build(gaze, self.action_size, **bounds).to(device)
+                encoder = self.norms.encoder("actor", cfg.task_embedding)
+                self.optimist = cfg.optimist.build(encoder, self.action_size, log_std).to(device)
+        self.policy = Greedy(self.gaussian.to(device))
+        self.behaviour: Sampled | OptimisticPolicy = Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: LearnedScalar = cfg.optimism.build().to(device)
         self.kl_weight: LearnedScalar = cfg.kl_weight.build().to(device)
         self.tau_i = quantile.midpoints(outputs, device)
-        self.policy = Greedy(self.gaussian)
-        self.behaviour: Sampled | OptimisticPolicy = Sampled(self.gaussian)
-        total = total_updates
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), total, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total)
-        learned = [self.gaussian, self.critic, self.critic_target, self.alpha]
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.step_optimist = self.step_adjusters = None
+        modules = [self.gaussian, self.critic, self.critic_target, self.alpha]
         steppers = [self.step_critic, self.step_policy, self.step_alpha]
         if self.optimist is not None:
             self.behaviour = OptimisticPolicy(self.gaussian, self.optimist, cfg.std_factor)
-            self.step_optimist = cfg.optimist_optim.build(
-                self.optimist.parameters(), total, self.optimist.constrain_
-            )
-            both = [*self.optimism.parameters(), *self.kl_weight.parameters()]
-            self.step_adjusters = cfg.adjuster_optim.build(both, total)
-            learned += [self.optimist, self.optimism, self.kl_weight]
+            adjusters = nn.ModuleList([self.optimism, self.kl_weight])
+            self.step_optimist = cfg.optimist_optim.build(self.optimist, total_updates)
+            self.step_adjusters = cfg.adjuster_optim.build(adjusters, total_updates)
+            modules += [self.optimist, self.optimism, self.kl_weight]
             steppers += [self.step_optimist, self.step_adjusters]
-        self.initial = ResetPoint(learned, steppers)
-        self.updates = self.env_steps = 0
+        self.resets = Resets(ResetPoint(modules, steppers), at=cfg.resets)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
-        before = self.env_steps
         self.env_steps += fresh.reward.shape[0]
-        if due(self.cfg.resets, before, self.env_steps):  # (9)
-            self.initial.restore_()
+        self.resets.restore_if_due_(self.env_steps)  # (9)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
@@ -230,7 +207,7 @@ class BRO(Stateful):
     def target(self, batch: Batch, noise: Tensor) -> Tensor:
         action, log_prob = self.gaussian.sample(batch.next_obs, noise)
         theta = self.critic_target(batch.next_obs, action).float()
-        value = bound(theta, -self.cfg.pessimism)  # (1) [B, K]
+        value = bound(theta, self.cfg.pessimism)  # (1) [B, K]
         soft = value - (self.alpha() * log_prob).unsqueeze(-1)
         reward = self.cfg.reward_scale * batch.reward
         return reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft  # (2)
@@ -238,7 +215,7 @@ class BRO(Stateful):
     def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
         """The loss (5)."""
         action, log_prob = self.gaussian.sample(obs, noise)
-        q = bound(self.critic(obs, action).float(), -self.cfg.pessimism).mean(-1)
+        q = bound(self.critic(obs, action).float(), self.cfg.pessimism).mean(-1)
         loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
         metrics = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
         metrics |= {"policy/alpha": self.alpha()}
@@ -252,7 +229,7 @@ class BRO(Stateful):
         mean, log_std = self.optimist(obs, near_mean, near_log_std)
         action, _ = squashed_sample(mean, log_std + math.log(self.cfg.std_factor), noise)
         omega, weight = self.optimism().detach(), self.kl_weight().detach()
-        q = bound(self.critic(obs, action).float(), omega).mean(-1)
+        q = bound(self.critic(obs, action).float(), -omega).mean(-1)
         kl = gaussian_kl(mean, log_std, near_mean, near_log_std).mean()
         loss = -q.mean() + weight * kl  # (6)
         metrics = {"optimist/kl": kl, "optimist/optimism": omega, "optimist/kl_weight": weight}

@@ -46,7 +46,7 @@ from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
+from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
@@ -112,18 +112,6 @@ class DDPGConfig:
         return DDPG(self, spec, total_updates, seed, device)
 
 
-class Clamped(nn.Module):
-    """A normaliser whose results are kept within bounds."""
-
-    def __init__(self, norm: nn.Module, bound: float):
-        super().__init__()
-        self.norm, self.bound = norm, bound
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(x)
-        return normed.clamp(-self.bound, self.bound)
-
-
 class InitialPriority(nn.Module):
     """The first priorities of Ape-X: the critic's view of the action taken and of the one that the policy meant."""
 
@@ -153,23 +141,17 @@ class DDPG(Stateful):
     def __init__(
         self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg, self.device = cfg, device
-        self.action_size = flat_actions("DDPG", spec)
+        self.cfg, self.action_size = cfg, flat_actions("DDPG", spec)
+        self.updates, self.policy_every = 0, cfg.policy_every
+        self.periods = (cfg.policy_every, cfg.target_every)
         self.critic_noise = RandomStream(seed, device)
+        sizes = (self.action_size, cfg.num_atoms or 1, cfg.num_critics)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see, look = (
-                norm if cfg.obs_clamp is None else Clamped(norm, cfg.obs_clamp)
-                for norm in (self.norms.actor, self.norms.critic)
-            )
-            encoder = Encoder(spec, "actor", see, cfg.task_embedding)
+            encoder = self.norms.encoder("actor", cfg.task_embedding, cfg.obs_clamp)
             self.policy = TanhPolicy(encoder, cfg.policy_net, self.action_size).to(device)
-            encoder = Encoder(spec, "critic", look, cfg.task_embedding)
-            outputs = cfg.num_atoms or 1
-            self.critic = QNetwork(
-                encoder, cfg.critic_net, self.action_size, outputs, cfg.num_critics
-            )
-            self.critic.to(device)
+            encoder = self.norms.encoder("critic", cfg.task_embedding, cfg.obs_clamp)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
         self.behaviour = self.policy
         self.critic_target = target_copy(self.critic, self.critic.encoder.norm)
         self.policy_target = self.policy
@@ -179,17 +161,9 @@ class DDPG(Stateful):
         if cfg.num_atoms is not None:
             self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.initial_priority = InitialPriority(self.critic, self.z, cfg.reward_scale)
-        self.step_critic: Stepper = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy: Stepper = cfg.policy_optim.build(
-            self.policy.parameters(),
-            max(1, total_updates // cfg.policy_every),
-            self.policy.constrain_,
-        )
-        self.updates = 0
-        self.policy_every = cfg.policy_every
-        self.periods = (cfg.policy_every, cfg.target_every)
+        self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
+        policy_updates = total_updates // cfg.policy_every
+        self.step_policy: Stepper = cfg.policy_optim.build(self.policy, policy_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
@@ -223,50 +197,48 @@ class DDPG(Stateful):
 
     def critic_loss(self, batch: Batch, xi: Tensor) -> Loss:
         """The loss (3), (7) or (8)."""
-        out = self.critic(batch.obs, batch.action).float()  # [E, B, K]
+        out = self.critic(batch.obs, batch.action)  # [E, B, K]
         if self.z is None:
-            q, wanted = out.squeeze(-1), self.target(batch, xi)  # [E, B], [B]
+            q, wanted = out.float().squeeze(-1), self.target(batch, xi)  # [E, B], [B]
             row_loss = 0.5 * (wanted - q).square()
         else:
-            target, log_probs = self.target_distribution(batch, xi), out.log_softmax(-1)
-            row_loss = self.distance(target, log_probs)
-            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+            target = self.target_distribution(batch, xi, self.z)  # [B, K]
+            row_loss, q = categorical.cross_entropy(out, target, self.z)  # (7) [E, B]
+            if self.cfg.twin == "published":
+                row_loss = self.binary_cross_entropy(out, target)  # (8)
+            wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean(-1).sum()  # (3), (7), (8)
         td_error = (wanted - q).detach().abs().mean(0)
         metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
         return Loss(loss, metrics | {"critic/td_error": td_error.mean()}, {"td_error": td_error})
 
-    def distance(self, target: Tensor, log_probs: Tensor) -> Tensor:
-        """How far each head is from the target distribution: [B, K] and [E, B, K] -> [E, B]."""
-        if self.cfg.twin == "lowest_mean":
-            return -(target * log_probs).sum(-1)
+    @staticmethod
+    def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+        """Mean over atoms, of softmax(logits) [E, B, K] to `target` [B, K]: [E, B]."""
+        log_probs = logits.float().log_softmax(-1)
         probs = log_probs.exp().clamp(max=1.0 - 1e-6)  # the logarithm below must stay finite
-        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)  # (8)
+        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)
 
     @torch.no_grad()
     def next_value(self, batch: Batch, xi: Tensor) -> Tensor:
-        """What the target critics say about the next action, [E, B, K]."""
+        """What the target critics say of the next action, [E, B, K]."""
         clip = self.cfg.noise_clip
         noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
         action = (self.policy_target(batch.next_obs) + noise).clamp(-1.0, 1.0)  # (1)
-        out: Tensor = self.critic_target(batch.next_obs, action).float()
+        out: Tensor = self.critic_target(batch.next_obs, action)
         return out
 
     def target(self, batch: Batch, xi: Tensor) -> Tensor:
-        lowest = self.next_value(batch, xi).squeeze(-1).amin(0)
+        lowest = self.next_value(batch, xi).float().squeeze(-1).amin(0)
         return self.cfg.reward_scale * batch.reward + batch.discount * lowest  # (2)
 
-    def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
-        assert self.z is not None
-        probs = self.next_value(batch, xi).softmax(-1)  # (6) [E, B, K]
+    def target_distribution(self, batch: Batch, xi: Tensor, z: Tensor) -> Tensor:
+        logits, lowest = self.next_value(batch, xi), self.cfg.twin == "lowest_mean"
         reward = self.cfg.reward_scale * batch.reward
-        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        if self.cfg.twin == "published":
-            return categorical.project(probs, shifted.expand_as(probs), self.z).amin(0)  # (8)
-        lowest = (probs * shifted).sum(-1).argmin(0)  # [B]
-        kept = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
-        return categorical.project(kept, shifted, self.z)  # (7)
+        target = categorical.project_shifted(  # (6), (7)
+            logits, base=reward, slope=batch.discount, z=z, lowest=lowest
+        )
+        return target if lowest else target.amin(0)  # (8)
 
     def policy_loss(self, obs: Obs) -> Loss:
         """The loss (4)."""

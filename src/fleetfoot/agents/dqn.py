@@ -170,7 +170,8 @@ class DQN(Stateful):
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
         assert isinstance(spec.action, Discrete)
-        self.cfg = cfg
+        self.cfg, self.tau, self.target_every = cfg, cfg.tau, cfg.target_every
+        self.updates, self.periods = 0, (cfg.target_every,)
         with seeded_init(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
@@ -180,12 +181,7 @@ class DQN(Stateful):
         self.policy = Greedy(self.behaviour)
         self.initial_priority = InitialPriority()
         self.critic_target = target_copy(self.critic, self.critic.norm)
-        self.step_critic: Stepper = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.updates = 0
-        self.tau, self.target_every = cfg.tau, cfg.target_every
-        self.periods = (cfg.target_every,)
+        self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.critic.norm.update(fresh.obs.actor)
@@ -209,9 +205,9 @@ class DQN(Stateful):
             q, wanted = out.squeeze(-1), self.target(batch)
             row_loss = self.distance(wanted - q)
         else:
-            target, log_probs = self.target_distribution(batch), out.log_softmax(-1)
-            row_loss = -(target * log_probs).sum(-1)
-            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+            target = self.target_distribution(batch, self.z)
+            (row_loss,), (q,) = categorical.cross_entropy(out.unsqueeze(0), target, self.z)
+            wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean()  # (4), (7)
         td_error = (wanted - q).detach().abs()
         metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
@@ -232,12 +228,12 @@ class DQN(Stateful):
     def target(self, batch: Batch) -> Tensor:
         return batch.reward + batch.discount * self.next_value(batch).squeeze(-1)  # (3)
 
-    def target_distribution(self, batch: Batch) -> Tensor:
-        assert self.z is not None
-        probs = self.next_value(batch).softmax(-1)
-        shifted = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        return categorical.project(probs, shifted, self.z)  # (6)
+    def target_distribution(self, batch: Batch, z: Tensor) -> Tensor:
+        logits = self.next_value(batch).unsqueeze(0)  # one critic: [1, B, K]
+        target = categorical.project_shifted(
+            logits, base=batch.reward, slope=batch.discount, z=z, lowest=False
+        )
+        return target.squeeze(0)  # (6)
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
@@ -41,7 +41,7 @@ from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 
 @part
@@ -96,49 +96,29 @@ class FastSAC(Stateful):
         seed: int,
         device: torch.device,
     ):
-        self.cfg = cfg
-        self.action_size = flat_actions("FastSAC", spec)
+        self.cfg, self.action_size = cfg, flat_actions("FastSAC", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.action_size
-        # One for each update, so that either can run alone and draw the same.
-        self.critic_noise, self.policy_noise = (
-            RandomStream(seed, device),
-            RandomStream(seed + 1, device),
-        )
+        self.updates, self.policy_every, self.periods = 0, cfg.policy_every, (cfg.policy_every,)
+        self.critic_noise, self.policy_noise = random_streams(seed, 2, device)
+        sizes = (self.action_size, cfg.num_atoms, cfg.num_critics)
+        log_std = (cfg.log_std_min, cfg.log_std_max)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(
-                see,
-                cfg.policy_net,
-                self.action_size,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(
-                see, cfg.critic_net, self.action_size, cfg.num_atoms, cfg.num_critics
-            )
-            self.critic.to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, log_std=log_std)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
-            g_max = min(abs(cfg.v_min), abs(cfg.v_max))
-            tasks = max(1, len(spec.tasks))
-            self.reward_scale = RewardScale(spec.num_envs, tasks, gamma, g_max).to(device)
-        policy_updates = max(1, total_updates // cfg.policy_every)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), policy_updates, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), policy_updates)
-        self.updates = 0
-        self.policy_every = cfg.policy_every
-        self.periods = (cfg.policy_every,)
+            self.reward_scale = RewardScale.into(cfg.v_min, cfg.v_max, spec, gamma).to(device)
+        policy_updates = total_updates // cfg.policy_every
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, policy_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, policy_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)

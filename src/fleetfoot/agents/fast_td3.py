@@ -43,7 +43,7 @@ from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
+from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
@@ -112,37 +112,24 @@ class FastTD3(Stateful):
         seed: int,
         device: torch.device,
     ):
-        self.cfg = cfg
-        self.action_size = flat_actions("FastTD3", spec)
+        self.cfg, self.action_size = cfg, flat_actions("FastTD3", spec)
+        self.updates, self.policy_every, self.periods = 0, cfg.policy_every, (cfg.policy_every,)
         self.critic_noise = RandomStream(seed, device)
+        sizes = (self.action_size, cfg.num_atoms, cfg.num_critics)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.policy = TanhPolicy(see, cfg.policy_net, self.action_size).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(
-                see, cfg.critic_net, self.action_size, cfg.num_atoms, cfg.num_critics
-            )
-            self.critic.to(device)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.policy = TanhPolicy(encoder, cfg.policy_net, self.action_size).to(device)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
         self.behaviour = self.policy
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
-            g_max = min(abs(cfg.v_min), abs(cfg.v_max))
-            tasks = max(1, len(spec.tasks))
-            self.reward_scale = RewardScale(spec.num_envs, tasks, gamma, g_max).to(device)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.policy.parameters(),
-            max(1, total_updates // cfg.policy_every),
-            self.policy.constrain_,
-        )
-        self.updates = 0
-        self.policy_every = cfg.policy_every
-        self.periods = (cfg.policy_every,)
+            self.reward_scale = RewardScale.into(cfg.v_min, cfg.v_max, spec, gamma).to(device)
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.policy, total_updates // cfg.policy_every)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)

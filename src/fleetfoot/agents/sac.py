@@ -46,18 +46,18 @@ from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.diagnose.units import is_relu
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import CReLU, MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig, BoundConfig, FixedBoundConfig
 from fleetfoot.nn.redo import ReDo
-from fleetfoot.nn.reset import ResetPoint
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 
 @part
@@ -133,75 +133,53 @@ class SAC(Stateful):
     state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "bound"),
         *("step_policy", "step_critic", "step_alpha", "step_bound"),
-        *("critic_noise", "policy_noise", "bound_noise", "redo_noise"),
+        *("critic_noise", "policy_noise", "bound_noise", "redo_noise", "resets"),
     )
-    counter_attrs = ("updates", "resets")
 
     def __init__(
         self, cfg: SACConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg = cfg
-        self.action_size = flat_actions("SAC", spec)
+        self.cfg, self.action_size, self.updates = cfg, flat_actions("SAC", spec), 0
         self.target_entropy = cfg.target_entropy_per_action * self.action_size
-        self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = (
-            RandomStream(seed + i, device) for i in range(4)
-        )
+        streams = random_streams(seed, 4, device)
+        self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = streams
+        bounds = {"log_std": (cfg.log_std_min, cfg.log_std_max), "head_gains": ORTHOGONAL}
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(
-                see,
-                cfg.policy_net,
-                self.action_size,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-                head_gains=(math.sqrt(2.0), 1.0),
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(see, cfg.critic_net, self.action_size, 1, cfg.num_critics).to(
-                device
-            )
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = target_copy(self.critic, self.norms.critic)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, self.action_size, 1, cfg.num_critics)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
+        self.critic_target = target_copy(self.critic.to(device), self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         if self.bound.learns_from == "held_out":
             raise UserError('SAC has no rows held out: agent.bound.learns_from must be "batch".')
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), total_updates, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
-        steppers = [self.step_critic, self.step_policy, self.step_alpha]
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.step_bound = None
         if self.bound.learns_from == "batch":
-            self.step_bound = cfg.bound_optim.build(
-                self.bound.parameters(), total_updates, self.bound.constrain_
-            )
-            steppers.append(self.step_bound)
-        kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
-        self.initial = None
+            self.step_bound = cfg.bound_optim.build(self.bound, total_updates)
+        self.resets, self.redo = None, None
+        self.periods: tuple[int, ...] = ()
         if isinstance(cfg.plasticity, ResetsConfig):
-            self.initial = ResetPoint(kept, [*steppers, self.bound])
-        self.redo = (
-            ReDo(self.critic.net, cfg.plasticity.tau)
-            if isinstance(cfg.plasticity, ReDoConfig)
-            else None
-        )
-        self.periods = () if self.redo is None else (self._period(),)
-        self.updates = 0
-        self.resets = 0
+            modules = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
+            steppers = [self.step_critic, self.step_policy, self.step_alpha, self.step_bound]
+            point = ResetPoint(modules, [self.bound, *(step for step in steppers if step)])
+            self.resets = Resets(point, every=cfg.plasticity.every_updates)
+        elif isinstance(cfg.plasticity, ReDoConfig):
+            self.redo = ReDo(self.critic.net, cfg.plasticity.tau)
+            self.periods = (cfg.plasticity.every_updates,)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.bound.learns_from == "returns":
             ended = fresh.terminated | fresh.truncated
             self.bound.observe(fresh.reward, ended, self.draw_shared_uniform())
-        if self.initial is not None and self.updates // self._period() > self.resets:
-            self.resets = self.updates // self._period()
-            self.initial.restore_()
+        if self.resets is not None:
+            self.resets.restore_if_due_(self.updates)
 
     def update(self, batch: Batch) -> UpdateResult:
         rows = len(batch.reward)
@@ -224,7 +202,7 @@ class SAC(Stateful):
             self.bound.follow_(bound_loss.aux["slope"])
         metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
-        if self.redo is not None and self.updates % self._period() == 0:
+        if self.redo is not None and self.updates % self.periods[0] == 0:
             metrics["redo/restarted"] = self.restart_dormant_(batch, self.redo)
         return UpdateResult(metrics, critic_loss.td_error)
 
@@ -304,7 +282,3 @@ class SAC(Stateful):
         """From [0, 1), the same in all processes that learn together: the angle of a mean of normal vectors."""
         (plane,) = self.step_critic.reduce([self.bound_noise.normal(2)])
         return torch.atan2(plane[..., 0], plane[..., 1]) / (2 * math.pi) % 1.0
-
-    def _period(self) -> int:
-        assert self.cfg.plasticity is not None
-        return self.cfg.plasticity.every_updates

@@ -37,7 +37,6 @@ the time, so that the error of the critic's targets becomes small. Everything el
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
@@ -49,17 +48,17 @@ from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
-from fleetfoot.nn.reset import ResetPoint
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig, SGDConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 NET = MLPConfig(hidden=(256, 256), start="orthogonal")
 
@@ -104,65 +103,44 @@ class VPL(Stateful):
     state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "bound"),
         *("step_policy", "step_critic", "step_alpha", "step_bound"),
-        *("critic_noise", "policy_noise", "bound_noise"),
+        *("critic_noise", "policy_noise", "bound_noise", "resets"),
     )
-    counter_attrs = ("updates", "resets")
 
     def __init__(
         self, cfg: VPLConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg, self.device = cfg, device
+        self.cfg, self.device, self.updates = cfg, device, 0
         self.action_size = flat_actions("VPL", spec)
         self.target_entropy = cfg.target_entropy_per_action * self.action_size
-        self.critic_noise, self.policy_noise, self.bound_noise = (
-            RandomStream(seed + i, device) for i in range(3)
-        )
+        self.critic_noise, self.policy_noise, self.bound_noise = random_streams(seed, 3, device)
+        bounds = {"log_std": (cfg.log_std_min, cfg.log_std_max), "head_gains": ORTHOGONAL}
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(
-                see,
-                cfg.policy_net,
-                self.action_size,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-                head_gains=(math.sqrt(2.0), 1.0),
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(see, cfg.critic_net, self.action_size, 1, 2).to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, self.action_size, 1, 2).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), total_updates, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
-        steppers = [self.step_critic, self.step_policy, self.step_alpha]
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.step_bound = None
         if self.bound.learns_from != "nothing":
-            self.step_bound = cfg.bound_optim.build(
-                self.bound.parameters(), total_updates, self.bound.constrain_
-            )
-            steppers.append(self.step_bound)
-        self.initial = None
+            self.step_bound = cfg.bound_optim.build(self.bound, total_updates)
+        self.resets = None
         if cfg.reset_every_updates:
-            kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
-            self.initial = ResetPoint(kept, [*steppers, self.bound])
-        self.updates = 0
-        self.resets = 0
+            modules = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
+            steppers = [self.step_critic, self.step_policy, self.step_alpha, self.step_bound]
+            point = ResetPoint(modules, [self.bound, *(step for step in steppers if step)])
+            self.resets = Resets(point, every=cfg.reset_every_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
-        if self.initial is not None and self._resets_due() > self.resets:
-            self.resets = self._resets_due()
-            self.initial.restore_()
-
-    def _resets_due(self) -> int:
-        return self.updates // self.cfg.reset_every_updates
+        if self.resets is not None:
+            self.resets.restore_if_due_(self.updates)
 
     def update(self, batch: Batch) -> UpdateResult:
         apart, batch = batch.held_out, batch._replace(held_out=None)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from fleetfoot.data import EnvSpec, Obs
 from fleetfoot.nn.embed import Embedding, TaskEmbedding
 from fleetfoot.nn.network import Network, NetworkConfig
-from fleetfoot.nn.normalize import Identity, RunningNorm
+from fleetfoot.nn.normalize import Clamped, Identity, RunningNorm
+
+View = Literal["actor", "critic"]
 
 
 class Encoder(nn.Module):
@@ -22,7 +24,7 @@ class Encoder(nn.Module):
     def __init__(
         self,
         spec: EnvSpec,
-        view: Literal["actor", "critic"],
+        view: View,
         norm: nn.Module,
         embedding: int | Embedding | None,
     ):
@@ -99,8 +101,16 @@ class ObsNorms(nn.Module):
         def make(shape: tuple[int, ...]) -> RunningNorm | Identity:
             return RunningNorm(shape) if enabled else Identity()
 
+        self.spec = spec
         self.actor = make(spec.obs_shape)
         self.critic = self.actor if spec.critic_shape is None else make(spec.critic_shape)
+
+    def encoder(
+        self, view: View, embedding: int | Embedding | None, clamp: float | None = None
+    ) -> Encoder:
+        """A new encoder of one view; `clamp`: the bound of normalised observations, if they have one."""
+        norm: nn.Module = self.actor if view == "actor" else self.critic
+        return Encoder(self.spec, view, norm if clamp is None else Clamped(norm, clamp), embedding)
 
     def update(self, obs: Obs) -> None:
         self.actor.update(obs.actor)
