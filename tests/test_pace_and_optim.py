@@ -42,7 +42,7 @@ def test_negative_ratio() -> None:
 def test_first_adamw_step_by_hand() -> None:
     """The first step of AdamW is -lr * sign(gradient), after the weight has shrunk by lr * decay."""
     weight = nn.Parameter(torch.tensor([1.0, -2.0]))
-    step = AdamWConfig(lr=0.1, lr_end=0.1, weight_decay=0.5).build([weight], 10)
+    step = AdamWConfig(lr=0.1, lr_end=0.1, weight_decay=0.5).build(nn.ParameterList([weight]), 10)
     norm = step((weight * torch.tensor([3.0, -4.0])).sum())
     assert norm.item() == pytest.approx(5.0)
     assert weight.tolist() == pytest.approx([1 * 0.95 - 0.1, -2 * 0.95 + 0.1], abs=1e-6)
@@ -52,7 +52,7 @@ def test_clipping_scales_the_whole_gradient() -> None:
     """Seen in the second moment: after one step it is (1 - beta2) g^2."""
     weight = nn.Parameter(torch.zeros(2))
     cfg = AdamWConfig(weight_decay=0.0, beta2=0.5, max_grad_norm=1.0)
-    step = cfg.build([weight], 10)
+    step = cfg.build(nn.ParameterList([weight]), 10)
     step((weight * torch.tensor([3.0, 4.0])).sum())
     second = step.optimizer.state[weight]["exp_avg_sq"]
     assert second.tolist() == pytest.approx([0.5 * 0.36, 0.5 * 0.64], rel=1e-4)
@@ -62,7 +62,7 @@ def test_cosine_schedule() -> None:
     for progress, wanted in ((0.0, 1.0), (0.5, 0.55), (7.0, 0.1)):
         assert float(cosine(1.0, 0.1, torch.tensor(progress))) == pytest.approx(wanted)
     weight = nn.Parameter(torch.zeros(1))
-    step = AdamWConfig(lr=1e-2, lr_end=1e-3).build([weight], 4)
+    step = AdamWConfig(lr=1e-2, lr_end=1e-3).build(nn.ParameterList([weight]), 4)
     rates = []
     for _ in range(4):
         step((weight - 1).square().sum())
@@ -74,7 +74,7 @@ def test_cosine_schedule() -> None:
 def test_who_makes_no_step_has_no_optimiser() -> None:
     """With its first one a process loads torch's compiler, for about a second."""
     weight = nn.Parameter(torch.zeros(2))
-    step = AdamConfig().build([weight], 10)
+    step = AdamConfig().build(nn.ParameterList([weight]), 10)
     step.gradients(weight.sum())
     assert "optimizer" not in vars(step)
     step(weight.sum())
@@ -84,7 +84,7 @@ def test_who_makes_no_step_has_no_optimiser() -> None:
 def test_restored_steppers_go_on_exactly() -> None:
     def make() -> tuple[nn.Parameter, object]:
         weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-        return weight, AdamWConfig(lr=1e-2, lr_end=1e-4).build([weight], 20)
+        return weight, AdamWConfig(lr=1e-2, lr_end=1e-4).build(nn.ParameterList([weight]), 20)
 
     one, step_one = make()
     two, step_two = make()
@@ -126,7 +126,7 @@ def by_torch(kind: Any, **options: Any) -> Any:
 
 
 def by_us(cfg: Any) -> Any:
-    return lambda weights: cfg.build(weights, 100)
+    return lambda weights: cfg.build(nn.ParameterList(weights), 100)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_centred_rmsprop_by_hand() -> None:
     gradients = np.array([0.3, -0.1, 0.2, 0.2])
     weight, square, mean = 1.0, 0.0, 0.0
     parameter = nn.Parameter(torch.tensor([1.0]))
-    step = RMSPropConfig(lr=0.01, decay=0.9, eps=0.01).build([parameter], 10)
+    step = RMSPropConfig(lr=0.01, decay=0.9, eps=0.01).build(nn.ParameterList([parameter]), 10)
     for g in gradients:
         square, mean = 0.9 * square + 0.1 * g * g, 0.9 * mean + 0.1 * g
         weight -= 0.01 * g / math.sqrt(square - mean**2 + 0.01)
@@ -166,7 +166,9 @@ def test_centred_rmsprop_survives_gradients_that_never_change() -> None:
     for inside in (True, False):
         weight = nn.Parameter(torch.linspace(0.1, 3.0, 500))
         scale = torch.linspace(0.1, 3.0, 500)
-        step = RMSPropConfig(lr=1e-3, eps_inside=inside, eps=1e-5).build([weight], 10)
+        step = RMSPropConfig(lr=1e-3, eps_inside=inside, eps=1e-5).build(
+            nn.ParameterList([weight]), 10
+        )
         for _ in range(1000):
             step((weight * scale).sum())
         assert bool(torch.isfinite(weight).all())
@@ -176,7 +178,7 @@ def test_the_two_halves_of_a_step_are_the_whole() -> None:
     for cfg in (AdamWConfig(max_grad_norm=0.5), AdaGradConfig(), RMSPropConfig(max_grad_norm=0.5)):
 
         def halves(weights: list[nn.Parameter], cfg: Any = cfg) -> Any:
-            step = cfg.build(weights, 100)
+            step = cfg.build(nn.ParameterList(weights), 100)
 
             def both(loss: torch.Tensor) -> None:
                 before = [w.detach().clone() for w in weights]
@@ -214,7 +216,7 @@ def test_adamw_is_what_it_was_before_steps_had_halves() -> None:
 @pytest.mark.parametrize("cfg", [AdaGradConfig(), RMSPropConfig(lr_end=1e-5), AdamConfig()])
 def test_every_optimiser_goes_on_exactly(cfg: Any) -> None:
     one, two = (nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
-    step_one, step_two = (cfg.build([weight], 20) for weight in (one, two))
+    step_one, step_two = (cfg.build(nn.ParameterList([weight]), 20) for weight in (one, two))
     for _ in range(5):
         step_one(one.square().sum())
     step_two.load_state_dict(copy.deepcopy(step_one.state_dict()))
@@ -240,7 +242,7 @@ def test_every_optimiser_goes_on_exactly(cfg: Any) -> None:
 )
 def test_optimisers_that_cannot_work_are_refused(cfg: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        cfg.build([nn.Parameter(torch.zeros(1))], 10)
+        cfg.build(nn.ParameterList([nn.Parameter(torch.zeros(1))]), 10)
 
 
 def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
@@ -267,8 +269,10 @@ def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
 def test_gradients_with_the_channels_last_are_taken(cfg: AdamConfig | AdamWConfig) -> None:
     plain, strange = (nn.Parameter(torch.ones(4, 3, 2, 2)) for _ in range(2))
     gradient = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    cfg.build([plain], 10).apply([gradient.clone()])
-    cfg.build([strange], 10).apply([gradient.clone().to(memory_format=torch.channels_last)])
+    cfg.build(nn.ParameterList([plain]), 10).apply([gradient.clone()])
+    cfg.build(nn.ParameterList([strange]), 10).apply(
+        [gradient.clone().to(memory_format=torch.channels_last)]
+    )
     assert strange.grad is None
     torch.testing.assert_close(strange, plain, rtol=0, atol=0)
     assert laid_out_like(plain, gradient.to(memory_format=torch.channels_last)).is_contiguous()

@@ -124,8 +124,8 @@ def spec() -> EnvSpec:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"atoms": 1}, "atoms"),
-        ({"critics": 0}, "critics"),
+        ({"num_atoms": 1}, "atoms"),
+        ({"num_critics": 0}, "critics"),
         ({"policy_every": 0}, "policy_every"),
         ({"tau": 2.0}, "tau"),
         ({"normalize_reward": True}, "0 must lie inside"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import every
@@ -21,16 +21,9 @@ from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.api import resume, train
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
-from fleetfoot.execution.learner import (
-    CapturedLearner,
-    Compiled,
-    EagerLearner,
-    generators,
-    learner,
-    means,
-    updater,
-    why_not_captured,
-)
+from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
+from fleetfoot.execution.cuda_graph import generators, why_not_captured
+from fleetfoot.execution.learner import means
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
@@ -55,7 +48,7 @@ def agent_configs() -> dict[str, Any]:
     return {
         "fast_td3": replace(SMALL, policy_optim=moving, critic_optim=moving),
         "fast_sac": FastSACConfig(
-            v_min=-5.0, v_max=5.0, atoms=11, policy_every=2, policy_net=NET, critic_net=NET
+            v_min=-5.0, v_max=5.0, num_atoms=11, policy_every=2, policy_net=NET, critic_net=NET
         ),
         "ddpg": replace(CATEGORICAL, policy_every=2),
         "dqn": C51,
@@ -121,7 +114,7 @@ def noise(spec: EnvSpec, rows: int) -> list[Transition]:
 def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner:
     device = replay.ring.reward.device
     given: dict[str, Any] = {"precision": "float32", "mode": mode, "device": device}
-    return learner(agent, replay, 16, **(given | options))
+    return make_learner(agent, replay, 16, **(given | options))
 
 
 def assert_near(one: Any, two: Any, **near: float) -> None:
@@ -255,12 +248,12 @@ def test_auto_on_a_cpu_is_eager_and_says_nothing() -> None:
 
 def test_what_stands_against_cuda_graphs() -> None:
     cuda = torch.device("cuda")
-    agent, replay = parts("fast_td3", rows=3)
-    assert why_not_captured(agent, replay, cuda, 1) is None
-    assert "other processes" in str(why_not_captured(agent, replay, cuda, 2))
-    assert "none on cpu" in str(why_not_captured(agent, replay, CPU, 1))
-    _, prioritised = parts("fast_td3", sampler=ProportionalConfig(), rows=3)
-    assert why_not_captured(agent, prioritised, cuda, 1) is None
+    agent, _ = parts("fast_td3", rows=3)
+    assert why_not_captured(agent, cuda, 1) is None
+    assert "other processes" in str(why_not_captured(agent, cuda, 2))
+    assert "none on cpu" in str(why_not_captured(agent, CPU, 1))
+    del agent.periods
+    assert "FastTD3 declares no periods" in str(why_not_captured(agent, cuda, 1))
 
 
 class Decisions:
@@ -270,7 +263,7 @@ class Decisions:
         self.agent, self.replay = parts(name)
         self.batch = self.replay.sample(16)
         self.taken: list[tuple[str, ...]] = []
-        for method in ("update_policy", "follow"):
+        for method in ("update_policy", "update_target"):
             if hasattr(self.agent, method):
                 setattr(self.agent, method, self._watched(method))
 
@@ -297,12 +290,12 @@ class Decisions:
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_patterns_mean_equal_decisions(name: str) -> None:
     watched = Decisions(name)
-    agent = watched.agent
+    agent, learn = watched.agent, build(watched.agent, watched.replay, "eager")
     seen: dict[Any, set[Any]] = {}
     for count in (1, 2, 3):
         for updates in range(6):  # policies every 2, targets every 3: all that can happen
             agent.updates = updates
-            pattern = agent.pattern(count)
+            pattern = learn.pattern(count)
             assert agent.updates == updates, "asking changes nothing"
             seen.setdefault(pattern, set()).add(watched.of(updates, count))
     assert all(len(decisions) == 1 for decisions in seen.values())
@@ -360,7 +353,7 @@ def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.Monk
 def test_a_rate_schedule_lives_on_the_device_and_follows_its_own_counter() -> None:
     """A step that is repeated without the host must find its place in the schedule."""
     weight = torch.nn.Parameter(torch.zeros(2))
-    step = AdamWConfig(lr=1e-2, lr_end=1e-3).build([weight], 10)
+    step = AdamWConfig(lr=1e-2, lr_end=1e-3).build(nn.ParameterList([weight]), 10)
     for k in range(4):
         step(weight.sum())
         assert step.steps.tolist() == k + 1
@@ -432,11 +425,11 @@ def test_captured_equals_eager_on_a_gpu(name: str, precision: Any, sampler: Any)
 
 
 def agent_action(agent: Any) -> Any:
-    return Continuous(agent.actions) if hasattr(agent, "actions") else Discrete(4)
+    return Continuous(agent.action_size) if hasattr(agent, "action_size") else Discrete(4)
 
 
 def critic(agent: Any) -> tuple[Any, int]:
-    return ((5,), 3) if hasattr(agent, "actions") else (None, 0)
+    return ((5,), 3) if hasattr(agent, "action_size") else (None, 0)
 
 
 @ON_GPU
@@ -451,10 +444,10 @@ def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     learn(2)
     assert learn.ready(2)
     assert not learn.ready(1)
-    assert list(learn.recorded) == [(False, True)]
+    assert list(learn.recorded) == [(2, (False, True))]
     for _ in range(3):
         learn(1), learn(1)
-    assert set(learn.recorded) == {(False, True), (False,), (True,)}
+    assert set(learn.recorded) == {(2, (False, True)), (1, (False,)), (1, (True,))}
     assert agent.updates == 12
 
 

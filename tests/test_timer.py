@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfoot.execution.learner import EagerLearner
+from fleetfoot.execution import EagerLearner
 from fleetfoot.log import timer as timer_module
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.run.build import open_run

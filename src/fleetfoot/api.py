@@ -21,6 +21,7 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
     alone,
     check_changes,
+    clear_run,
     differences,
     has_checkpoint,
     may_change,
@@ -34,7 +35,7 @@ from fleetfoot.run.folder import (
 )
 from fleetfoot.run.ranks import Ranks, joined
 from fleetfoot.system import resolve_device
-from fleetfoot.topologies.multi_seed import loop as seeds_as_one
+from fleetfoot.topologies.multi_seed import seeds as multi_seed
 
 Which: TypeAlias = Literal["best", "last"]
 
@@ -67,30 +68,30 @@ def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
 
 
 def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) -> list[Result]:
-    """Train `count` seeds from `recipe.seed` on as one batched computation; each is an ordinary run in a folder of its
-    own, `seed-K` inside `folder`."""
+    """Train `count` seeds from `recipe.seed` on; each is an ordinary run in a folder of its own, `seed-K` inside
+    `folder`. They learn as one batched computation where the recipe allows it, and one after the other where not."""
     if count < 2:
         raise UserError(f"seeds must be at least 2, not {count}.")
-    place = new_folder(recipe, folder)
-    made = not place.exists()
     seeds = range(recipe.seed, recipe.seed + count)
     with joined() as ranks, contextlib.ExitStack() as held:
         _check_seeds(recipe, ranks)
-        folders = [place / f"seed-{seed}" for seed in seeds]
-        for seed, own in zip(seeds, folders, strict=True):
-            own.mkdir(parents=True)
-            held.enter_context(alone(own))
-            write_recipe(own, dataclasses.replace(recipe, seed=seed))
+        place = new_folder(recipe, folder)
+        made = not place.exists()
+        folders = multi_seed.make_folders(place, recipe, seeds)
+        for seed_folder in folders:
+            held.enter_context(alone(seed_folder))
         try:
-            return seeds_as_one.train_seeds(recipe, seeds, folders)
+            return multi_seed.train(recipe, seeds, folders)
         except UserError:
-            if made and not any(has_checkpoint(own) for own in folders):
-                shutil.rmtree(place, ignore_errors=True)
+            if not any(has_checkpoint(seed_folder) for seed_folder in folders):
+                remove(place)
+                if not made:
+                    place.mkdir()
             raise
 
 
 def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
-    """`resume` for the seeds in the folder of `train_seeds`: they go on as one."""
+    """`resume` for the seeds in the folder of `train_seeds`: those that are not finished go on."""
     stored = read_recipe(_seeds_in(folder)[0])
     return resume_seeds_as(folder, _changed(stored, changes), restart=restart)
 
@@ -98,29 +99,26 @@ def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -
 def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> list[Result]:
     """`resume_as`, likewise; `recipe` is that of the first seed."""
     folders = _seeds_in(folder)
-    stored = [read_recipe(own) for own in folders]
+    stored = [read_recipe(seed_folder) for seed_folder in folders]
     check_changes(stored[0], recipe)
-    for own, each in zip(folders, stored, strict=True):
-        for path in differences(dataclasses.replace(stored[0], seed=each.seed), each):
+    for seed_folder, other in zip(folders, stored, strict=True):
+        for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{own} has another {path} than {folders[0]}: they cannot go on as one; resume each by itself."
+                    f"{seed_folder} has another {path} than {folders[0]}: they cannot go on together; resume each "
+                    "by itself."
                 )
     with joined() as ranks, contextlib.ExitStack() as held:
         _check_seeds(recipe, ranks)
-        for own in folders:
-            held.enter_context(alone(own))
-        begun = all(has_checkpoint(own) for own in folders)
-        if not (begun or restart):
-            raise UserError(
-                f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
-            )
-        states = _seeds_states(folders, recipe) if begun else None
-        for own, each in zip(folders, stored, strict=True):
-            if not begun:
-                _clear(own)
-            write_recipe(own, dataclasses.replace(recipe, seed=each.seed))
-        return seeds_as_one.train_seeds(recipe, [each.seed for each in stored], folders, states)
+        for seed_folder in folders:
+            held.enter_context(alone(seed_folder))
+        if not (restart or any(has_checkpoint(seed_folder) for seed_folder in folders)):
+            raise _no_checkpoint(Path(folder))
+        if all(multi_seed.is_finished(seed_folder, recipe) for seed_folder in folders):
+            raise _finished(Path(folder), recipe.total_vec_steps)
+        for seed_folder, own in zip(folders, stored, strict=True):
+            write_recipe(seed_folder, dataclasses.replace(recipe, seed=own.seed))
+        return multi_seed.train(recipe, [own.seed for own in stored], folders)
 
 
 def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
@@ -149,37 +147,38 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
                 held.enter_context(alone(place))
             begun = has_checkpoint(place)
             if not (begun or restart):
-                raise UserError(
-                    f"{place} was stopped before its first checkpoint; add --restart to train it from the start."
-                )
+                raise _no_checkpoint(place)
             state = _last_state(folder, recipe, ranks) if begun else None
         if ranks.first:
             if not begun:
-                _clear(place)
+                clear_run(place)
             write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, state)
 
 
 def _seeds_in(folder: Path | str) -> list[Path]:
-    found = seed_folders(folder)
-    if not found:
-        raise UserError(
-            f"{folder} holds no seeds that were trained as one: there is no seed-0 in it."
-        )
-    return found
+    folders = seed_folders(folder)
+    if not folders:
+        raise UserError(f"{folder} holds no seeds: there is no seed-0 in it.")
+    return folders
 
 
-def _clear(place: Path) -> None:
-    """What a run wrote before its first checkpoint."""
-    for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
-        remove(place / leftover)
+def _no_checkpoint(folder: Path) -> UserError:
+    return UserError(
+        f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
+    )
+
+
+def _finished(folder: Path, step: int) -> UserError:
+    return UserError(
+        f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
+    )
 
 
 def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:
     _check(recipe, ranks)
     if ranks.world > 1:
-        raise UserError("several seeds as one run in one process: leave torchrun out.")
-    seeds_as_one.check(recipe)
+        raise UserError("several seeds are trained in one process: leave out torchrun, or --seeds.")
 
 
 def _check(recipe: Recipe, ranks: Ranks) -> None:
@@ -199,7 +198,8 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     itself = getattr(recipe.topology, "loads_replay", False)
     loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
-    _check_unfinished(run_of(folder), loaded.step, recipe)
+    if loaded.step >= recipe.total_vec_steps:
+        raise _finished(run_of(folder), loaded.step)
     before = loaded.state.get("world", 1)
     if ranks.first and before != ranks.world:
         print(
@@ -209,29 +209,6 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
             file=sys.stderr,
         )
     return loaded.state
-
-
-def _check_unfinished(folder: Path, step: int, recipe: Recipe) -> None:
-    if step >= recipe.total_vec_steps:
-        raise UserError(
-            f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
-        )
-
-
-def _seeds_states(folders: list[Path], recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """The states of all seeds at the newest vec step of which every one has a checkpoint, one after the other: each may
-    hold a large replay."""
-    kept = [checkpoint.steps(own) for own in folders]
-    together = set.intersection(*map(set, kept))
-    if not together:
-        newest = {max(each) for each in kept}
-        raise UserError(
-            f"the seeds in {folders[0].parent} were last saved after {min(newest):,} to {max(newest):,} vec steps, so "
-            "they cannot go on as one; resume each by itself."
-        )
-    step = max(together)
-    _check_unfinished(folders[0].parent, step, recipe)
-    return (checkpoint.load(each[step]).state for each in kept)
 
 
 def which_there_is(folder: Path | str, which: Which) -> Which:

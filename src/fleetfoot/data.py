@@ -111,9 +111,29 @@ class Batch(NamedTuple):
     )
 
 
+class Loss(NamedTuple):
+    """What `critic_loss`, `policy_loss` and their like return. All of it is tensors, so that a loss can be compiled,
+    and computed for several sets of weights at once."""
+
+    loss: Tensor  # a scalar, to take a step down
+    metrics: dict[str, Tensor]  # scalars for the log, without a gradient
+    # What else the update needs of it, such as "td_error", by name. Nobody writes into the default.
+    aux: dict[str, Tensor] = {}  # noqa: RUF012
+
+    @property
+    def td_error(self) -> Tensor | None:
+        """[B] the absolute error in value of each row, where the loss knows it."""
+        return self.aux.get("td_error")
+
+
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one update tells. The metrics stay tensors on their device until the log reads them."""
+    """What one update returns. The metrics stay tensors on their device until the log reads them."""
 
     metrics: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    td_error: Tensor | None = None  # [B] absolute, unweighted
+    td_error: Tensor | None = (
+        None  # [B] absolute, unweighted: what prioritised replay wants to know
+    )
+
+    def with_metrics(self, more: dict[str, Tensor]) -> UpdateResult:
+        return UpdateResult(self.metrics | more, self.td_error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,25 @@ class Explorer(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class ActsInTwoHalves(Protocol):
+    """What an `Explorer` may offer besides: `act` in two halves, so that several explorers can share one call of a
+    network, as those of several seeds do.
+
+    `act(behaviour, obs)` is `choose(behaviour(obs, *inputs))` with `inputs` from `ask()`, or `choose(None)` where they
+    are None.
+    """
+
+    def ask(self) -> tuple[Tensor, ...] | None:
+        """What the network takes beside the observations: noise where `takes_noise`, nothing otherwise. None: the
+        coming vec step needs no network. That depends on the number of vec steps alone. Call once per vec step."""
+        ...
+
+    def choose(self, output: Tensor | None) -> Tensor:
+        """The action to execute, from what the network returned."""
+        ...
 
 
 class ExplorerConfig(Protocol):
@@ -88,6 +107,10 @@ class _Random:
         self.device = device
         self.random_left = random_vec_steps
         self.generator = torch.Generator(device).manual_seed(seed)
+
+    def uniform(self) -> Tensor:
+        """A random action for each environment, all equally likely."""
+        raise NotImplementedError
 
     def share(self) -> Tensor:
         """Uniform on [0, 1), one number per environment."""
@@ -152,11 +175,10 @@ class _RandomChoice(_Random):
         shape = (self.num_envs,)
         return torch.randint(self.count, shape, generator=self.generator, device=self.device)
 
-    def greedy_but(self, behaviour: nn.Module, obs: Obs, epsilon: Tensor | float) -> Tensor:
-        """The action of the largest q-value, [N] int64; with probability epsilon ([N], or one for all) any action."""
-        # Drawn for all and kept where needed: the stream does not depend on data, nothing waits for the device.
+    def greedy_but(self, q: Tensor, epsilon: Tensor | float) -> Tensor:
+        """The action of the largest q-value in q [N, actions]; with probability epsilon ([N], or one for all) any."""
+        # Drawn for all and used where needed: the stream does not depend on data, nothing waits for the device.
         any_action, share = self.uniform(), self.share()
-        q: Tensor = behaviour(obs)  # [N, actions]
         return torch.where(share < epsilon, any_action, q.argmax(1))
 
 
@@ -166,7 +188,27 @@ R = TypeVar("R", bound=_Random)
 class _Drawing(Generic[R]):
     """An explorer whose random numbers are all its state. Those with more add theirs."""
 
+    takes_noise: bool = False
     random: R
+
+    @torch.no_grad()
+    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
+        inputs = self.ask()
+        return self.choose(None if inputs is None else behaviour(obs, *inputs))
+
+    def ask(self) -> tuple[Tensor, ...] | None:
+        return None if self.random.at_start() else self.noise()
+
+    def choose(self, output: Tensor | None) -> Tensor:
+        return self.random.uniform() if output is None else self.explore(output)
+
+    def noise(self) -> tuple[Tensor, ...]:
+        """What the behaviour network takes beside the observations."""
+        return ()
+
+    def explore(self, output: Tensor) -> Tensor:
+        """The action to execute after the random start, from what the behaviour network returned."""
+        raise NotImplementedError
 
     def restart(self, ended: Tensor) -> None: ...
 
@@ -207,8 +249,6 @@ class NoiseLadderConfig:
 
 
 class NoiseLadder(_Drawing[_RandomVector]):
-    takes_noise = False
-
     def __init__(self, cfg: NoiseLadderConfig, spec: EnvSpec, seed: int, device: torch.device):
         self.cfg = cfg
         self.random = _RandomVector(spec, cfg.random_vec_steps, seed, device)
@@ -222,13 +262,9 @@ class NoiseLadder(_Drawing[_RandomVector]):
     def _draw(self) -> Tensor:
         return self.cfg.std_min + self.random.share() * (self.cfg.std_max - self.cfg.std_min)
 
-    @torch.no_grad()
-    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        if self.random.at_start():
-            return self.random.uniform()
+    def explore(self, output: Tensor) -> Tensor:
         noise = self.std.unsqueeze(1) * self.random.normal()
-        action: Tensor = behaviour(obs)
-        return (action.float() + noise).clamp_(-1.0, 1.0)
+        return (output.float() + noise).clamp_(-1.0, 1.0)
 
     def restart(self, ended: Tensor) -> None:
         if self.cfg.redraw == "episode":
@@ -262,12 +298,11 @@ class AsSampled(_Drawing[_RandomVector]):
     def __init__(self, random: _RandomVector):
         self.random = random
 
-    @torch.no_grad()
-    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        if self.random.at_start():
-            return self.random.uniform()
-        action: Tensor = behaviour(obs, self.random.normal())
-        return action.float().clamp_(-1.0, 1.0)
+    def noise(self) -> tuple[Tensor, ...]:
+        return (self.random.normal(),)
+
+    def explore(self, output: Tensor) -> Tensor:
+        return output.float().clamp(-1.0, 1.0)
 
 
 @part
@@ -297,8 +332,6 @@ class EpsilonAnnealConfig:
 
 
 class EpsilonAnneal(_Drawing[_RandomChoice]):
-    takes_noise = False
-
     def __init__(self, cfg: EpsilonAnnealConfig, random: _RandomChoice):
         self.cfg, self.random = cfg, random
         self.vec_steps = 0  # since the random start
@@ -308,13 +341,10 @@ class EpsilonAnneal(_Drawing[_RandomChoice]):
         progress = min(1.0, self.vec_steps / self.cfg.over_vec_steps)
         return self.cfg.start + progress * (self.cfg.end - self.cfg.start)
 
-    @torch.no_grad()
-    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        if self.random.at_start():
-            return self.random.uniform()
+    def explore(self, output: Tensor) -> Tensor:
         epsilon = self.epsilon()
         self.vec_steps += 1
-        return self.random.greedy_but(behaviour, obs, epsilon)
+        return self.random.greedy_but(output, epsilon)
 
     def skip(self, vec_steps: int) -> None:
         self.vec_steps += self.random.skip(vec_steps)
@@ -364,16 +394,11 @@ def ladder(epsilon: float, alpha: float, total: int) -> Tensor:
 
 
 class EpsilonLadder(_Drawing[_RandomChoice]):
-    takes_noise = False
-
     def __init__(self, epsilon: Tensor, random: _RandomChoice):
         self.epsilon, self.random = epsilon, random  # [N]
 
-    @torch.no_grad()
-    def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        if self.random.at_start():
-            return self.random.uniform()
-        return self.random.greedy_but(behaviour, obs, self.epsilon)
+    def explore(self, output: Tensor) -> Tensor:
+        return self.random.greedy_but(output, self.epsilon)
 
 
 @part

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleetfoot.agents.contract import Agent, AgentConfig
+from fleetfoot.agents.contract import Agent, AgentConfig, check_agent
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.config import part
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution.learner import Mode, Precision
+from fleetfoot.execution import Mode, Precision
 from fleetfoot.explore import ExplorerConfig
 from fleetfoot.log import Counters, LogConfig
 from fleetfoot.pace import PaceConfig
@@ -118,13 +118,14 @@ class Recipe:
         self, spec: EnvSpec, device: torch.device, *, total_updates: int | None = None
     ) -> Agent:
         """`total_updates`: the length of its schedules where they are not those of a run in one process."""
-        return self.agent.build(
+        agent = self.agent.build(
             spec,
             gamma=self.gamma,
             total_updates=self.total_updates() if total_updates is None else total_updates,
             seed=self.seeds().agent,
             device=device,
         )
+        return check_agent(agent, self.agent)
 
     def check(self) -> None:
         """Refuse what cannot work before anything is built."""

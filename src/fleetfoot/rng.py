@@ -58,3 +58,8 @@ class RandomStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore_generator(self.generator, state)
+
+
+def random_streams(seed: int, count: int, device: torch.device) -> list[RandomStream]:
+    """Independent streams, one for each kind of update: either can then run alone and draw the same."""
+    return [RandomStream(seed + i, device) for i in range(count)]

@@ -29,7 +29,7 @@ from oracles import categorical as oracle
 from reaching import train_until
 
 TINY = BroNetConfig(width=16, blocks=1)
-SMALL = BRCConfig(atoms=11, task_embedding=4, policy_net=TINY, critic_net=TINY)
+SMALL = BRCConfig(num_atoms=11, task_embedding=4, policy_net=TINY, critic_net=TINY)
 TASKS: dict[str, Any] = {"tasks": ("a", "b"), "task_ids": (0, 1, 0, 1)}
 
 
@@ -61,7 +61,7 @@ def test_one_update_by_hand() -> None:
     lr, decay, tau, alpha = 0.01, 0.1, 0.25, 0.5
     optim = AdamWConfig(lr=lr, lr_end=lr, weight_decay=decay)
     linear = MLPConfig(hidden=())
-    cfg = replace(SMALL, atoms=5, v_max=2.0, tau=tau, alpha=alpha, task_embedding=2)
+    cfg = replace(SMALL, num_atoms=5, v_max=2.0, tau=tau, alpha=alpha, task_embedding=2)
     cfg = replace(cfg, policy_net=linear, critic_net=linear)
     cfg = replace(cfg, policy_optim=optim, critic_optim=optim)
     shape: dict[str, Any] = {"obs_shape": (2,), "action": Continuous(1)} | TASKS
@@ -153,7 +153,7 @@ def test_targets_keep_all_mass_and_two_equal_heads_are_one() -> None:
             p[1] = p[0]
     both = agent.target_distribution(batch, noise)
     assert not torch.allclose(both, target)
-    alone = make_agent(replace(SMALL, critics=1), **TASKS)
+    alone = make_agent(replace(SMALL, num_critics=1), **TASKS)
     alone.gaussian.load_state_dict(agent.gaussian.state_dict())
     assert alone.reward_scale is not None
     assert agent.reward_scale is not None
@@ -193,7 +193,7 @@ def test_only_the_critic_teaches_the_task_vectors() -> None:
     torch.testing.assert_close(features.norm(dim=-1), torch.ones(6))
 
     # The critic reads its vectors in the policy's loss too, so it is frozen there; the policy's own way is cut.
-    loss, _, _ = agent.critic_loss(batch, noise)
+    loss = agent.critic_loss(batch, noise).loss
     (gradient,) = torch.autograd.grad(loss, [table])
     assert bool((gradient.norm(dim=-1) > 0).all())
     _, log_prob = agent.gaussian.sample(batch.obs, noise)
@@ -254,7 +254,7 @@ def test_the_published_settings() -> None:
 
 def test_wrong_input() -> None:
     with pytest.raises(UserError, match="atoms"):
-        make_agent(replace(SMALL, atoms=1))
+        make_agent(replace(SMALL, num_atoms=1))
     with pytest.raises(UserError, match="v_max"):
         make_agent(replace(SMALL, v_max=0.0))
     with pytest.raises(UserError, match="gamma below 1"):

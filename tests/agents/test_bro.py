@@ -156,13 +156,13 @@ def test_one_update_by_hand() -> None:
 def test_plain_values_learn_the_squared_error() -> None:
     agent, batch = make_agent(replace(SMALL, quantiles=None)), make_batch(make_spec())
     noise = torch.zeros(6, 2)
-    loss, _, td_error = agent.critic_loss(batch, noise)
+    loss, _, aux = agent.critic_loss(batch, noise)
     with torch.no_grad():
         y = agent.target(batch, noise)[:, 0]
         q = agent.critic(batch.obs, batch.action)[..., 0]
     wanted = (batch.weight * (q - y).square()).mean(-1).sum().item()
     assert loss.item() == pytest.approx(wanted, rel=1e-5)
-    torch.testing.assert_close(td_error, (q.mean(0) - y).abs())
+    torch.testing.assert_close(aux["td_error"], (q.mean(0) - y).abs())
 
 
 def test_pessimism_one_learns_from_the_lower_critic() -> None:
@@ -218,7 +218,7 @@ def test_the_optimist_starts_next_to_the_policy() -> None:
 @pytest.mark.parametrize("optimist", [SMALL.optimist, IndependentConfig(net=TINY)])
 def test_the_optimists_loss_trains_nobody_else(optimist: Any) -> None:
     agent, obs = make_agent(replace(SMALL, optimist=optimist)), make_batch(make_spec()).obs
-    loss, _ = agent.optimist_loss(obs, torch.zeros(6, 2))
+    loss, *_ = agent.optimist_loss(obs, torch.zeros(6, 2))
     others = [*agent.gaussian.parameters(), *agent.optimism.parameters()]
     gradients = torch.autograd.grad(loss, others, allow_unused=True, retain_graph=True)
     assert all(gradient is None for gradient in gradients)

@@ -43,7 +43,9 @@ def weights(agent: DAC) -> dict[str, Tensor]:
     return {
         f"{name}.{key}": p.detach().clone()
         for name, part in vars(agent).items()
-        if name in ("gaussian", *agent.kept) and isinstance(part, nn.Module) and name != "policy"
+        if name in ("gaussian", *agent.state_attrs)
+        and isinstance(part, nn.Module)
+        and name != "policy"
         for key, p in part.named_parameters()
     }
 
@@ -136,7 +138,7 @@ def test_the_weight_of_the_divergence_is_clipped_in_the_optimists_loss_alone() -
     losses = []
     for start in (20.0, 500.0):
         agent = make_agent(replace(SMALL, kl_weight=ExpConfig(start=start)))
-        losses.append(agent.optimist_loss(obs, noise)[0].item())
+        losses.append(agent.optimist_loss(obs, noise).loss.item())
         (slope,) = torch.autograd.grad(
             agent.adjuster_loss(torch.tensor(3.0)), list(agent.kl_weight.parameters())
         )
@@ -163,7 +165,7 @@ def quiet(agent: Any, log_std: float) -> None:
         head = agent.gaussian.net.head
         head.weight.zero_()
         raw = math.atanh((log_std + 10.0) / 6.0 - 1.0)
-        head.bias.copy_(torch.tensor([0.0] * agent.actions + [raw] * agent.actions))
+        head.bias.copy_(torch.tensor([0.0] * agent.action_size + [raw] * agent.action_size))
 
 
 def test_the_divergence_settles_at_its_target() -> None:
@@ -181,7 +183,7 @@ def test_the_divergence_settles_at_its_target() -> None:
     obs = make_batch(make_spec(action=Continuous(1)), rows=32).obs
     tail = []
     for step in range(2_000):
-        loss, found = agent.optimist_loss(obs, agent.optimist_noise.normal(32, 1))
+        loss, found, _ = agent.optimist_loss(obs, agent.optimist_noise.normal(32, 1))
         agent.step_optimist(loss)
         agent.step_adjusters(agent.adjuster_loss(found["optimist/kl"]))
         if step >= 1_500:
@@ -214,7 +216,7 @@ def test_the_optimist_goes_where_the_critics_disagree(kind: str) -> None:
 
 def test_the_optimists_loss_trains_nobody_else() -> None:
     agent, obs = make_agent(), make_batch(make_spec()).obs
-    loss, _ = agent.optimist_loss(obs, torch.zeros(6, 2))
+    loss, *_ = agent.optimist_loss(obs, torch.zeros(6, 2))
     others = [*agent.gaussian.parameters(), *agent.optimism.parameters()]
     others += [*agent.kl_weight.parameters(), *agent.alpha.parameters()]
     gradients = torch.autograd.grad(loss, others, allow_unused=True)
@@ -274,7 +276,7 @@ def test_a_full_reset() -> None:
     assert not all(torch.equal(v, fresh[k]) for k, v in weights(agent).items())
     agent.observe(make_transition(make_spec(), 2))
     assert all(torch.equal(v, fresh[k]) for k, v in weights(agent).items())
-    assert all(getattr(agent, name).steps == 0 for name in agent.kept if "step_" in name)
+    assert all(getattr(agent, name).steps == 0 for name in agent.state_attrs if "step_" in name)
 
 
 def test_the_published_settings() -> None:

@@ -29,7 +29,7 @@ SMALL = DQNConfig(
     head=MLPConfig(hidden=(8,)),
     critic_optim=AdamConfig(lr=1e-2),
 )
-C51 = replace(SMALL, atoms=11, v_min=-5.0, v_max=5.0)
+C51 = replace(SMALL, num_atoms=11, v_min=-5.0, v_max=5.0)
 
 
 def make_spec(**changes: Any) -> EnvSpec:
@@ -120,7 +120,7 @@ def test_one_update_by_hand(loss: Any) -> None:
 
     step = agent.step_critic
     assert isinstance(step, LocalStepper)
-    for seen, wanted in zip(step.gradients(agent.critic_loss(batch)[0]), gradients, strict=True):
+    for seen, wanted in zip(step.gradients(agent.critic_loss(batch).loss), gradients, strict=True):
         np.testing.assert_allclose(seen.double().numpy(), wanted, atol=1e-6)
     learned = agent.update(batch)
 
@@ -173,7 +173,7 @@ def test_hard_copies_come_every_so_many_updates_and_no_sooner() -> None:
 
 def test_categorical_target_by_hand() -> None:
     """Three atoms at -1, 0, 1: the chosen action's distribution, moved to 0.5 + 0.5 z, falls on 0, 1/2, 1."""
-    cfg = replace(SMALL, atoms=3, v_min=-1.0, v_max=1.0)
+    cfg = replace(SMALL, num_atoms=3, v_min=-1.0, v_max=1.0)
     agent = make_agent(cfg, make_spec(action=Discrete(2)))
     online = [[[0.2, 0.2, 0.6], [0.6, 0.2, 0.2]]]  # action 0 has the larger mean here
     target = [[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]]  # and action 1 there
@@ -183,12 +183,13 @@ def test_categorical_target_by_hand() -> None:
     batch = batch._replace(reward=torch.tensor([0.5]), discount=torch.tensor([0.5]))
     batch = batch._replace(action=torch.tensor([1]), weight=torch.tensor([2.0]))
     wanted = [0.0, 0.5 + 0.3 / 2, 0.2 + 0.3 / 2]
-    assert agent.target_distribution(batch)[0].tolist() == pytest.approx(wanted, abs=1e-6)
-    loss, q, td_error = agent.critic_loss(batch)
+    assert agent.z is not None
+    assert agent.target_distribution(batch, agent.z)[0].tolist() == pytest.approx(wanted, abs=1e-6)
+    loss, metrics, aux = agent.critic_loss(batch)
     cross_entropy = -(0.65 * np.log(0.2) + 0.35 * np.log(0.2))
     assert loss.item() == pytest.approx(2 * cross_entropy, rel=1e-5)  # (7)
-    assert q.item() == pytest.approx(-0.4, abs=1e-6)
-    assert td_error.item() == pytest.approx(0.35 + 0.4, abs=1e-6)
+    assert metrics["critic/q"].item() == pytest.approx(-0.4, abs=1e-6)
+    assert aux["td_error"].item() == pytest.approx(0.35 + 0.4, abs=1e-6)
 
 
 @pytest.mark.parametrize("cfg", [SMALL, C51, replace(C51, dueling=False, double=False)])
@@ -199,7 +200,7 @@ def test_behaviour_says_values_and_the_policy_takes_the_largest(cfg: DQNConfig) 
     action = agent.policy(batch.obs)
     assert action.dtype == torch.int64
     assert torch.equal(action, q.argmax(1))
-    if cfg.atoms is not None:
+    if cfg.num_atoms is not None:
         assert q.abs().max() <= 5.0
         probs = agent.critic(batch.obs).softmax(-1)
         torch.testing.assert_close(q, (probs * torch.linspace(-5, 5, 11)).sum(-1))
@@ -302,7 +303,7 @@ IMAGE = make_spec(obs_shape=(4, 84, 84), obs_dtype=torch.uint8)
         (DQNConfig(torso=NatureCNNConfig(strides=(4, 2))), IMAGE, "one number each"),
         (DQNConfig(), make_spec(obs_shape=(1, 86, 84)), "never see the last 2"),
         (DQNConfig(normalize_obs=True), IMAGE, "for vectors"),
-        (replace(SMALL, atoms=1), make_spec(), "atoms"),
+        (replace(SMALL, num_atoms=1), make_spec(), "atoms"),
         (replace(C51, v_min=5.0), make_spec(), "v_min"),
         (replace(SMALL, target_every=0), make_spec(), "target_every"),
         (replace(SMALL, tau=0.0), make_spec(), "tau"),

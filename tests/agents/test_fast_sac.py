@@ -18,7 +18,7 @@ from fleetfoot.ops.squash import squashed_sample
 SMALL = FastSACConfig(
     v_min=-5.0,
     v_max=5.0,
-    atoms=11,
+    num_atoms=11,
     alpha=0.2,
     policy_net=MLPConfig(hidden=(16,)),
     critic_net=MLPConfig(hidden=(32,)),

@@ -19,7 +19,7 @@ from fleetfoot.optim import AdamWConfig
 SMALL = FastTD3Config(
     v_min=-5.0,
     v_max=5.0,
-    atoms=11,
+    num_atoms=11,
     policy_net=MLPConfig(hidden=(16,)),
     critic_net=MLPConfig(hidden=(32,)),
 )
@@ -40,7 +40,7 @@ def test_one_update_by_hand() -> None:
     cfg = FastTD3Config(
         v_min=-1.0,
         v_max=1.0,
-        atoms=3,
+        num_atoms=3,
         tau=tau,
         policy_every=1,
         policy_noise=0.1,
@@ -54,9 +54,9 @@ def test_one_update_by_hand() -> None:
     spec = make_spec(obs_shape=(2,), action=Continuous(1))
     agent = make_agent(cfg, spec)
     batch = make_batch(spec, rows=2, seed=5)
-    state = copy.deepcopy(agent.generator.get_state())
-    xi = torch.randn(2, 1, generator=agent.generator).double().numpy()
-    agent.generator.set_state(state)
+    state = copy.deepcopy(agent.critic_noise.generator.get_state())
+    xi = torch.randn(2, 1, generator=agent.critic_noise.generator).double().numpy()
+    agent.critic_noise.generator.set_state(state)
     double = {
         n: [p.detach().double().numpy().copy() for p in getattr(agent, n).net.parameters()]
         for n in ("policy", "critic", "critic_target")
@@ -150,7 +150,7 @@ def test_clipped_double_q_keeps_the_whole_distribution_of_the_lower_head() -> No
 
 def test_the_choice_is_by_the_mean_after_clipping_to_the_support() -> None:
     """A head with a fat upper tail loses it to the clip, and with it the comparison."""
-    agent = make_agent(replace(SMALL, atoms=3))
+    agent = make_agent(replace(SMALL, num_atoms=3))
     batch = make_batch(make_spec(), rows=1)._replace(
         reward=torch.tensor([4.0]), discount=torch.ones(1)
     )

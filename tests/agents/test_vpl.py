@@ -192,9 +192,9 @@ def settle(agent: VPL, rows: Batch, steps: int) -> float:
                 if field is not None
             )
         )
-        loss, _, slope = agent.bound_loss(drawn, torch.zeros(256, 1))
+        loss, _, aux = agent.bound_loss(drawn, torch.zeros(256, 1))
         agent.step_bound(loss)
-        agent.bound.follow_(slope)
+        agent.bound.follow_(aux["slope"])
     return agent.bound.beta().item()
 
 

@@ -43,7 +43,7 @@ SMALL = [
     "5",
     "--replay.capacity",
     "4000",
-    "--agent.atoms",
+    "--agent.num-atoms",
     "11",
     "--log.no-tensorboard",
 ]

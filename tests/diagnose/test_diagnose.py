@@ -16,17 +16,17 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def network(members: int | None = None, layer_norm: bool = False) -> nn.Module:
+def network(ensemble_size: int | None = None, layer_norm: bool = False) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         cfg = MLPConfig(hidden=(100, 100), layer_norm=layer_norm)
-        return cfg.build(8, 3, members=members)
+        return cfg.build(8, 3, ensemble_size=ensemble_size)
 
 
-@pytest.mark.parametrize("members", [None, 2])
+@pytest.mark.parametrize("ensemble_size", [None, 2])
 @torch.no_grad()
-def test_killed_units_are_found(members: int | None) -> None:
-    net, x = network(members), draw(256, 8)
+def test_killed_units_are_found(ensemble_size: int | None) -> None:
+    net, x = network(ensemble_size), draw(256, 8)
     layers = [net.body[0], net.body[1]]  # type: ignore[index, union-attr]
     assert float(diagnose.dormant(diagnose.hidden(net, x))) < 0.03  # a few are silent by chance
     for layer in layers:
@@ -84,7 +84,7 @@ def test_norms() -> None:
 
 
 def test_plasticity_gathers_them() -> None:
-    net, x = network(members=2), draw(64, 8)
+    net, x = network(ensemble_size=2), draw(64, 8)
     found = diagnose.plasticity(net, x)
     features = diagnose.hidden(net, x)[-1]
     assert set(found) == {"dormant", "rank", "feature_norm", "parameter_norm"}

@@ -20,17 +20,17 @@ def norm(x: Array, gain: Array, bias: Array) -> Array:
     return (x - mean) / np.sqrt(var + 1e-6) * gain + bias
 
 
-@pytest.mark.parametrize("members", [None, 2])
-def test_the_forward_pass_by_hand(members: int | None) -> None:
+@pytest.mark.parametrize("ensemble_size", [None, 2])
+def test_the_forward_pass_by_hand(ensemble_size: int | None) -> None:
     torch.manual_seed(0)
-    net = BroNetConfig(width=16, blocks=2).build(3, 5, members).double()
+    net = BroNetConfig(width=16, blocks=2).build(3, 5, ensemble_size).double()
     with torch.no_grad():
         for p in net.parameters():
             p += 0.1 * torch.randn_like(p)
     x = torch.randn(7, 3).double()
-    for member in range(members or 1):
+    for member in range(ensemble_size or 1):
         w = {
-            name: (p if members is None else p[member]).detach().numpy()
+            name: (p if ensemble_size is None else p[member]).detach().numpy()
             for name, p in net.named_parameters()
         }
 
@@ -44,7 +44,7 @@ def test_the_forward_pass_by_hand(members: int | None) -> None:
         for block in ("blocks.0", "blocks.1"):
             inner = np.maximum(layer_norm(dense(y, f"{block}.w1"), f"{block}.norm1"), 0)
             y = y + layer_norm(dense(inner, f"{block}.w2"), f"{block}.norm2")
-        found = net(x) if members is None else net(x)[member]
+        found = net(x) if ensemble_size is None else net(x)[member]
         np.testing.assert_allclose(found.detach().numpy(), dense(y, "head"), atol=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_the_number_of_parameters() -> None:
     inputs = 223 + 38  # dm_control's dog
     one = 512 * inputs + 1536 + 4 * (512**2 + 3 * 512) + 51_300
     assert parameters(BroNetConfig().build(inputs, 100)) == one
-    assert parameters(BroNetConfig().build(inputs, 100, members=2)) == 2 * one
+    assert parameters(BroNetConfig().build(inputs, 100, ensemble_size=2)) == 2 * one
     assert math.isclose(4 * one, 5e6, rel_tol=0.1)
 
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fleetfoot.errors import UserError
 from fleetfoot.nn.controller import ExpConfig, SquashedConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.normalize import RunningNorm
-from fleetfoot.nn.reset import ResetPoint, due
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamWConfig, RMSPropConfig
 
@@ -41,7 +43,7 @@ def test_a_reset_brings_back_weights_and_optimisers_but_not_statistics(
 ) -> None:
     net, norm = MLPConfig(hidden=(8,)).build(3, 2), RunningNorm((3,))
     module = torch.nn.Sequential(norm, net)
-    step = optim.build(net.parameters(), total_steps=10)
+    step = optim.build(net, total_steps=10)
     initial = ResetPoint([module], [step])
     begun = copy.deepcopy(net.state_dict())
     x = torch.randn(16, 3)
@@ -77,7 +79,22 @@ def test_a_reset_brings_back_what_follows_from_the_weights() -> None:
 
 
 def test_counts_that_jump_over_a_reset_meet_it() -> None:
-    assert due((15_001,), 15_000, 15_001)
-    assert due((15_001,), 14_990, 15_010)
-    assert not due((15_001,), 15_001, 15_002)
-    assert not due((), 0, 10**9)
+    weight = nn.Linear(1, 1)
+    point = ResetPoint([weight], [])
+
+    def made(counts: list[int], **when: Any) -> list[bool]:
+        resets = Resets(point, **when)
+        return [resets.restore_if_due_(count) for count in counts]
+
+    assert made([15_000, 15_001, 15_002], at=(15_001,)) == [False, True, False]
+    assert made([14_990, 15_010, 15_020], at=(15_001,)) == [False, True, False]
+    assert made([10, 35, 39, 40], every=10) == [True, True, False, True]
+    assert made([3, 7, 8], at=(1, 2, 7)) == [True, True, False], "several at once are one"
+    assert made([10**9]) == [False]
+
+
+def test_resets_that_were_made_are_not_made_again_after_a_restart() -> None:
+    one, two = (Resets(ResetPoint([], []), every=10) for _ in range(2))
+    assert one.restore_if_due_(25)
+    two.load_state_dict(one.state_dict())
+    assert [two.restore_if_due_(count) for count in (26, 29, 30)] == [False, False, True]

@@ -25,7 +25,7 @@ CONFIGS: list[Any] = [
 @pytest.mark.parametrize("cfg", CONFIGS)
 def test_an_ensemble_is_its_members_side_by_side(cfg: Any) -> None:
     torch.manual_seed(0)
-    both = cfg.build(5, 3, members=2)
+    both = cfg.build(5, 3, ensemble_size=2)
     x = torch.randn(7, 5)
     out = both(x)
     assert out.shape == (2, 7, 3)
@@ -54,7 +54,7 @@ def test_the_policy_head_starts_small() -> None:
 
 
 def test_layer_norm_equals_torch_per_member() -> None:
-    norm, x = LayerNorm(6, members=2), torch.randn(2, 9, 6)
+    norm, x = LayerNorm(6, ensemble_size=2), torch.randn(2, 9, 6)
     torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (6,), eps=1e-6))
 
 
@@ -106,7 +106,7 @@ def test_simba_equals_its_definition() -> None:
 def test_simba_weights_stay_on_the_sphere(variant: Any, stays: bool) -> None:
     torch.manual_seed(0)
     net = SimbaV2(SimbaV2Config(width=8, blocks=1, variant=variant), 4, 2, 2)
-    step = AdamWConfig(lr=0.05, weight_decay=0.0).build(net.parameters(), 10, net.constrain_)
+    step = AdamWConfig(lr=0.05, weight_decay=0.0).build(net, 10)
     for _ in range(3):
         step(net(torch.randn(6, 4)).square().sum())
     lengths = torch.cat(

@@ -39,7 +39,7 @@ def test_gradients_are_finite_where_critics_agree(
 
 def settle(bound: Bound, steps: int, gap_at_zero: torch.Tensor, slope: torch.Tensor) -> float:
     """Steps of the agent's loop on rows whose targets fall by `slope` per unit of beta."""
-    step = AdamConfig(lr=0.02, beta1=0.5).build(bound.parameters(), steps, bound.constrain_)
+    step = AdamConfig(lr=0.02, beta1=0.5).build(bound, steps)
     noise = torch.Generator().manual_seed(0)
     for _ in range(steps):
         rows = torch.randint(len(slope), (256,), generator=noise)
@@ -87,7 +87,7 @@ def test_beta_finds_the_overestimation_planted_in_a_table(scale: float) -> None:
 def follow(bound: Bound, steps: int, error: float) -> tuple[float, float]:
     """Critics that follow their targets, one state and reward 0: Q <- y_beta on rows to learn from, and `error` more on
     rows held out, so the values are true where Q is 0. Returns beta and Q."""
-    step = SGDConfig(lr=0.02).build(bound.parameters(), steps, bound.constrain_)
+    step = SGDConfig(lr=0.02).build(bound, steps)
     q, spread, noise = 0.0, 1.0, torch.Generator().manual_seed(1)
     for _ in range(steps):
         y = GAMMA * (q - float(bound.beta()) * spread)
@@ -154,7 +154,7 @@ def test_the_normalised_loss_does_not_know_the_scale_of_rewards() -> None:
 def drift(optim: SGDConfig | AdamConfig, updates: int, gap: float, *, wait: int = 0) -> float:
     """How far beta goes if it cannot close the gap, `gap` spreads on average; no rows for the first `wait` updates."""
     bound = LearnedBoundConfig(form="bias").build(1)
-    step = optim.build(bound.parameters(), updates, bound.constrain_)
+    step = optim.build(bound, updates)
     noise = torch.Generator().manual_seed(0)
     for update in range(wait + updates):
         rows = torch.full((64,), float(update >= wait))

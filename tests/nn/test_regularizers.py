@@ -16,18 +16,20 @@ from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 
 
-def make(members: int | None = 2, inputs: int = 5, outputs: int = 1, **changes: object) -> MLP:
+def make(
+    ensemble_size: int | None = 2, inputs: int = 5, outputs: int = 1, **changes: object
+) -> MLP:
     torch.manual_seed(0)
     net = MLPConfig(**{"hidden": (32, 32), "start": "orthogonal"} | changes).build(  # type: ignore[arg-type]
-        inputs, outputs, members
+        inputs, outputs, ensemble_size
     )
     assert isinstance(net, MLP)
     return net
 
 
-@pytest.mark.parametrize("members", [None, 2])
-def test_orthogonal_starts_have_gain_sqrt_two_and_no_bias(members: int | None) -> None:
-    for layer in make(members).modules():
+@pytest.mark.parametrize("ensemble_size", [None, 2])
+def test_orthogonal_starts_have_gain_sqrt_two_and_no_bias(ensemble_size: int | None) -> None:
+    for layer in make(ensemble_size).modules():
         if isinstance(layer, Linear):
             sizes = torch.linalg.svdvals(layer.weight)
             torch.testing.assert_close(sizes, torch.full_like(sizes, math.sqrt(2.0)))
@@ -35,9 +37,9 @@ def test_orthogonal_starts_have_gain_sqrt_two_and_no_bias(members: int | None) -
             assert not layer.bias.any()
 
 
-@pytest.mark.parametrize("members", [None, 3])
-def test_spectral_layers_divide_by_the_largest_singular_value(members: int | None) -> None:
-    layer = SpectralLinear(7, 16, members)
+@pytest.mark.parametrize("ensemble_size", [None, 3])
+def test_spectral_layers_divide_by_the_largest_singular_value(ensemble_size: int | None) -> None:
+    layer = SpectralLinear(7, 16, ensemble_size)
     with torch.no_grad():
         layer.weight.mul_(3.0)
     for _ in range(30):
@@ -54,7 +56,7 @@ def test_spectral_weights_stay_below_one_while_they_learn_and_the_output_layer_i
     net = make(spectral_norm=True)
     assert [type(m) for m in net.body] == [SpectralLinear, SpectralLinear]
     assert type(net.head) is Linear
-    step = AdamConfig(lr=3e-3).build(net.parameters(), 100, net.constrain_)
+    step = AdamConfig(lr=3e-3).build(net, 100)
     x = torch.randn(64, 5)
     y = 20 * x[:, :1] * x[:, 1:2]
     for _ in range(100):
@@ -136,7 +138,7 @@ def test_fresh_columns_are_those_of_an_orthogonal_start() -> None:
 def test_redo_finds_the_dead_and_restarts_them_alone(layer_norm: bool) -> None:
     net = make(hidden=(100, 100), layer_norm=layer_norm)
     redo = ReDo(net, tau=0.025)
-    step = AdamConfig(lr=1e-3).build(net.parameters(), 100, net.constrain_)
+    step = AdamConfig(lr=1e-3).build(net, 100)
     x = torch.randn(256, 5)
     for _ in range(3):
         step((net(x) - 1.0).square().mean())

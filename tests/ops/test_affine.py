@@ -20,7 +20,7 @@ SIZE = st.integers(1, 9)
 
 
 def inputs(
-    members: int, rows: int, size: int, outputs: int, shared: bool, seed: int = 0
+    ensemble_size: int, rows: int, size: int, outputs: int, shared: bool, seed: int = 0
 ) -> tuple[Inputs, Tensor]:
     """x, weight, bias, and a gradient from above; all in float64."""
     random = torch.Generator().manual_seed(seed)
@@ -28,9 +28,9 @@ def inputs(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=random, dtype=torch.float64)
 
-    x = normal(rows, size) if shared else normal(members, rows, size)
-    weight, bias = normal(members, size, outputs), normal(members, outputs)
-    return (x, weight, bias), normal(members, rows, outputs)
+    x = normal(rows, size) if shared else normal(ensemble_size, rows, size)
+    weight, bias = normal(ensemble_size, size, outputs), normal(ensemble_size, outputs)
+    return (x, weight, bias), normal(ensemble_size, rows, outputs)
 
 
 def gradients(
@@ -44,7 +44,7 @@ def gradients(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    members=MEMBERS,
+    ensemble_size=MEMBERS,
     rows=SIZE,
     size=SIZE,
     outputs=SIZE,
@@ -54,7 +54,7 @@ def gradients(
     seed=st.integers(0, 99),
 )
 def test_values_and_gradients_are_those_of_plain_autograd(
-    members: int,
+    ensemble_size: int,
     rows: int,
     size: int,
     outputs: int,
@@ -63,7 +63,7 @@ def test_values_and_gradients_are_those_of_plain_autograd(
     needs: tuple[bool, bool, bool],
     seed: int,
 ) -> None:
-    given, above = inputs(members, rows, size, outputs, shared, seed)
+    given, above = inputs(ensemble_size, rows, size, outputs, shared, seed)
     out, found = gradients(in_graph, given, above, needs, relu)
     wanted_out, wanted = gradients(affine, given, above, needs, relu)
     torch.testing.assert_close(out, wanted_out)
@@ -88,11 +88,11 @@ def test_what_is_frozen_costs_no_product(shared: bool, relu: bool) -> None:
     assert sum(name in ("aten::mm", "aten::bmm") for name in names) == 1  # that of x
 
 
-@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize("ensemble_size", [1, 2, 3])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
-def test_is_a_well_formed_operation(members: int, shared: bool, relu: bool) -> None:
-    given, above = inputs(members, 5, 4, 3, shared)
+def test_is_a_well_formed_operation(ensemble_size: int, shared: bool, relu: bool) -> None:
+    given, above = inputs(ensemble_size, 5, 4, 3, shared)
     leaves = [t.requires_grad_() for t in given]
     torch.library.opcheck(in_graph, (*leaves, relu))
     out = in_graph(*given, relu).detach()
@@ -114,7 +114,7 @@ def test_no_two_results_of_backward_share_memory() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    members=st.sampled_from([None, 1, 3]),
+    ensemble_size=st.sampled_from([None, 1, 3]),
     size=st.sampled_from([1, 5, 8, 9, 16]),
     outputs=st.sampled_from([1, 3, 8, 13]),
     shared=st.booleans(),
@@ -122,10 +122,10 @@ def test_no_two_results_of_backward_share_memory() -> None:
     relu=st.booleans(),
 )
 def test_filling_up_with_zeros_changes_nothing(
-    members: int | None, size: int, outputs: int, shared: bool, biased: bool, relu: bool
+    ensemble_size: int | None, size: int, outputs: int, shared: bool, biased: bool, relu: bool
 ) -> None:
-    (x, weight, bias), above = inputs(members or 1, 6, size, outputs, shared)
-    if members is None:
+    (x, weight, bias), above = inputs(ensemble_size or 1, 6, size, outputs, shared)
+    if ensemble_size is None:
         x, weight, bias, above = x.view(6, size), weight[0], bias[0], above[0]
 
     def call(function: Any) -> list[Tensor]:

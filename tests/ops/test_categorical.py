@@ -65,10 +65,10 @@ def test_rows_beyond_two_to_the_24_elements_do_not_mix() -> None:
 
 
 def rows(
-    base: list[float], slope: list[float], atoms: int, members: int, seed: int
+    base: list[float], slope: list[float], atoms: int, ensemble_size: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(members, len(base), atoms, generator=random)
+    logits = 2 * torch.randn(ensemble_size, len(base), atoms, generator=random)
     return logits, torch.tensor(base), torch.tensor(slope)
 
 
@@ -92,14 +92,16 @@ BASES = st.one_of(VALUES, st.sampled_from([-1e6, -2.0, -0.0, 0.0, 2.0, 1e6]))
 @given(
     moves=st.lists(st.tuples(BASES, SLOPES), min_size=1, max_size=4),
     atoms=st.integers(2, 11),
-    members=st.integers(1, 3),
+    ensemble_size=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
 def test_moved_distributions_are_projected_atom_by_atom(
-    moves: list[tuple[float, float]], atoms: int, members: int, seed: int
+    moves: list[tuple[float, float]], atoms: int, ensemble_size: int, seed: int
 ) -> None:
     z = categorical.support(-2.0, 2.0, atoms)
-    logits, base, slope = rows([b for b, _ in moves], [s for _, s in moves], atoms, members, seed)
+    logits, base, slope = rows(
+        [b for b, _ in moves], [s for _, s in moves], atoms, ensemble_size, seed
+    )
     exact = [-2 + 4 * k / (atoms - 1) for k in range(atoms)]
     wanted = projected(logits, base, slope, exact)
     each = categorical.project_shifted(logits, base, slope, z, lowest=False)
@@ -111,7 +113,7 @@ def test_moved_distributions_are_projected_atom_by_atom(
         # Where heads are equal but for rounding, either will do.
         fits = [
             bool((lowest[row] - wanted[member, row]).abs().max() < 1e-5)
-            for member in range(members)
+            for member in range(ensemble_size)
             if means[member, row] <= means[:, row].min() + 1e-5
         ]
         assert any(fits)
@@ -151,7 +153,7 @@ def test_what_is_not_a_number_shows_in_its_row_alone(where: str, lowest: bool) -
 
 @settings(max_examples=50, deadline=None)
 @given(
-    members=st.integers(1, 3),
+    ensemble_size=st.integers(1, 3),
     batch=st.integers(1, 5),
     atoms=st.integers(2, 11),
     shared=st.booleans(),
@@ -159,14 +161,14 @@ def test_what_is_not_a_number_shows_in_its_row_alone(where: str, lowest: bool) -
     seed=st.integers(0, 99),
 )
 def test_cross_entropy_and_its_gradient(
-    members: int, batch: int, atoms: int, shared: bool, scale: float, seed: int
+    ensemble_size: int, batch: int, atoms: int, shared: bool, scale: float, seed: int
 ) -> None:
     """- sum_k t_k log p_k, whose gradient is by (p sum_k t_k - t); targets need not sum to one."""
     random = torch.Generator().manual_seed(seed)
     z = categorical.support(-2.0, 2.0, atoms)
-    logits = scale * torch.randn(members, batch, atoms, generator=random)
-    target = torch.rand(*(() if shared else (members,)), batch, atoms, generator=random)
-    by = torch.rand(members, batch, generator=random)
+    logits = scale * torch.randn(ensemble_size, batch, atoms, generator=random)
+    target = torch.rand(*(() if shared else (ensemble_size,)), batch, atoms, generator=random)
+    by = torch.rand(ensemble_size, batch, generator=random)
     logits.requires_grad_()
     loss, q = categorical.cross_entropy(logits, target, z)
     assert not q.requires_grad

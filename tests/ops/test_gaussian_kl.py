@@ -24,7 +24,7 @@ def test_the_closed_form_equals_monte_carlo() -> None:
 
 def test_bounds_of_two_critics() -> None:
     q = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(bound(q, -1.0), q.amin(0))
-    torch.testing.assert_close(bound(q, 1.0), q.amax(0))
+    torch.testing.assert_close(bound(q, 1.0), q.amin(0))
+    torch.testing.assert_close(bound(q, -1.0), q.amax(0))
     torch.testing.assert_close(bound(q, 0.0), q.mean(0))
-    assert (bound(q, torch.tensor(3.0)) > q.amax(0)).all()
+    assert (bound(q, torch.tensor(-3.0)) > q.amax(0)).all()

@@ -47,17 +47,19 @@ def moves() -> tuple[Tensor, Tensor]:
 
 @kernel
 @pytest.mark.parametrize("lowest", [True, False])
-@pytest.mark.parametrize(("members", "atoms"), [(1, 2), (2, 16), (3, 51)])
-def test_projection(members: int, atoms: int, lowest: bool) -> None:
+@pytest.mark.parametrize(("ensemble_size", "atoms"), [(1, 2), (2, 16), (3, 51)])
+def test_projection(ensemble_size: int, atoms: int, lowest: bool) -> None:
     z = categorical.support(-10.0, 10.0, atoms, DEVICE)
     base, slope = moves()
-    logits = 3 * normal(members, len(base), 64)[:, :, :atoms]  # rows lie further apart than long
+    logits = (
+        3 * normal(ensemble_size, len(base), 64)[:, :, :atoms]
+    )  # rows lie further apart than long
     out = kernels.project_shifted(logits, base, slope, z, lowest)
     wanted = categorical.project_shifted(logits, base, slope, z, lowest=lowest)
     if lowest:  # rows whose heads come to the same means but for rounding may keep either
         each = categorical.project_shifted(logits, base, slope, z, lowest=False)
         means = categorical.mean(each, z).sort(0).values
-        clear = (means[1:2] - means[:1] > 1e-4).any(0) | (members == 1)
+        clear = (means[1:2] - means[:1] > 1e-4).any(0) | (ensemble_size == 1)
         assert clear.float().mean() > 0.3
         out, wanted = out[clear], wanted[clear]
     torch.testing.assert_close(out, wanted, atol=2e-5, rtol=0)
@@ -77,12 +79,12 @@ def test_projection_of_what_is_not_a_number_shows_in_its_row_alone(lowest: bool)
 
 @kernel
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("members", "atoms"), [(1, 2), (2, 51), (3, 101)])
-def test_cross_entropy_and_its_gradient(members: int, atoms: int, shared: bool) -> None:
+@pytest.mark.parametrize(("ensemble_size", "atoms"), [(1, 2), (2, 51), (3, 101)])
+def test_cross_entropy_and_its_gradient(ensemble_size: int, atoms: int, shared: bool) -> None:
     z = categorical.support(-10.0, 10.0, atoms, DEVICE)
-    logits = (5 * normal(members, 37, 128)[:, :, :atoms]).requires_grad_()
-    target = normal(*(() if shared else (members,)), 37, atoms, seed=1).abs()
-    by = normal(members, 37, seed=2)
+    logits = (5 * normal(ensemble_size, 37, 128)[:, :, :atoms]).requires_grad_()
+    target = normal(*(() if shared else (ensemble_size,)), 37, atoms, seed=1).abs()
+    by = normal(ensemble_size, 37, seed=2)
     loss, q = categorical.cross_entropy(logits, target, z)
     (wanted,) = torch.autograd.grad(loss, logits, by)
     found_loss, found_q, lse = kernels.cross_entropy(logits.detach(), target, z)
@@ -120,14 +122,19 @@ def test_half_precision_logits(dtype: torch.dtype) -> None:
 
 @kernel
 @pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize(("members", "rows", "columns"), [(1, 1, 3), (2, 301, 70), (3, 64, 64)])
+@pytest.mark.parametrize(
+    ("ensemble_size", "rows", "columns"), [(1, 1, 3), (2, 301, 70), (3, 64, 64)]
+)
 def test_backward_through_relu(
-    members: int, rows: int, columns: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+    ensemble_size: int, rows: int, columns: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`wide`: members side by side in memory, as behind one wide product."""
     if INTERPRETED:
         monkeypatch.setattr(relu, "SHARES", 4)  # 128 programs, one after the other, take long
-    out, above = normal(members, rows, columns).relu(), normal(members, rows, columns, seed=1)
+    out, above = (
+        normal(ensemble_size, rows, columns).relu(),
+        normal(ensemble_size, rows, columns, seed=1),
+    )
     if wide:
         out = out.transpose(0, 1).contiguous().transpose(0, 1)
     through, total = relu.relu_backward(above, out)

@@ -42,11 +42,11 @@ NET = MLPConfig(hidden=(16,))
 OPTIM = AdamWConfig(lr=1e-2, lr_end=1e-3, eps=1e-2, max_grad_norm=0.5)
 ALL: dict[str, Any] = {"policy_net": NET, "critic_net": NET}
 ALL |= {"policy_optim": OPTIM, "critic_optim": OPTIM}
-VALUES: dict[str, Any] = {"v_min": -5.0, "v_max": 5.0, "atoms": 11}
+VALUES: dict[str, Any] = {"v_min": -5.0, "v_max": 5.0, "num_atoms": 11}
 CONFIGS: dict[str, Any] = {
     "fast_td3": FastTD3Config(**ALL, **VALUES, normalize_reward=True, policy_noise=0.0),
     "fast_sac": FastSACConfig(**ALL, **VALUES, normalize_reward=True, alpha_optim=OPTIM),
-    "ddpg": DDPGConfig(**ALL, critics=2, target_every=2, normalize_obs=True),
+    "ddpg": DDPGConfig(**ALL, num_critics=2, target_every=2, normalize_obs=True),
     "dqn": DQNConfig(
         torso=MLPTorsoConfig(hidden=(16,)), head=NET, normalize_obs=True, critic_optim=OPTIM
     ),

@@ -79,7 +79,7 @@ class Zero:
 
     reward_scale = 1.0
 
-    def __call__(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, obs: Obs, action: Tensor, behaviour_output: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, 1), obs.actor[:, 0]  # a value that the observation itself tells
 
 
@@ -148,9 +148,9 @@ def test_first_priorities_are_the_learners_own_errors(name: str, bootstrap: bool
     leaves = replay.sampler.tree.levels[0].view(-1)  # type: ignore[attr-defined]
     batch = replay.sample(4_096)
     whole = batch.row_id // width < lines - n_step  # windows that do not reach the write head
-    noise = torch.zeros(len(batch.reward), getattr(agent, "actions", 1))
+    noise = torch.zeros(len(batch.reward), getattr(agent, "action_size", 1))
     inputs = (batch,) if "dqn" in name else (batch, noise)
-    td_error = agent.critic_loss(*inputs)[2]
+    td_error = agent.critic_loss(*inputs).td_error
     stated = leaves[replay.ring.address(*replay.ring.named(batch.row_id))] - 1e-6
     assert int(whole.sum()) > 3_000
     torch.testing.assert_close(

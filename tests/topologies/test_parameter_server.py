@@ -458,7 +458,7 @@ def refusals() -> list[tuple[str, Any]]:
     return [
         ("statistics", small(agent=replace(agent, normalize_obs=True))),
         ("manifold", small(agent=replace(agent, head=SimbaV2Config(width=8, blocks=1)))),
-        ("one critic, not FastTD3", recipes.get("fast_td3/pendulum")),
+        ("FastTD3 cannot be taught by a parameter server", recipes.get("fast_td3/pendulum")),
         ("DDPG", recipes.get("ddpg/pendulum")),
     ]
 

@@ -30,7 +30,7 @@ from topologies.test_synchronous import assert_same, small, tensors
 
 TESTS = Path(__file__).parent.parent
 SMALL = ["--device", "cpu", "--threads", "1", "--num-envs", "8", "--batch-size", "16"]
-SMALL += ["--agent.atoms", "11", "--log.no-tensorboard", "--log.every-vec-steps", "10"]
+SMALL += ["--agent.num-atoms", "11", "--log.no-tensorboard", "--log.every-vec-steps", "10"]
 SMALL += ["--evaluation.episodes", "2", "--evaluation.every-vec-steps", "0"]
 SMALL += ["--checkpoint.every-vec-steps", "50"]
 

@@ -16,7 +16,8 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.main import dispatch
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
-from fleetfoot.envs.tensor import Pendulum, Pendulums
+from fleetfoot.envs.tensor import Pendulum, Pendulums, TensorConfig
+from fleetfoot.envs.vec_env import simulated_on_cpu
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
@@ -32,8 +33,8 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.run import folder as folders
-from fleetfoot.topologies.multi_seed.loop import SeedRun, train_seeds
-from fleetfoot.topologies.old_journal import Learning
+from fleetfoot.run.journal import Journal, Subject
+from fleetfoot.topologies.multi_seed.loop import train_batched
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -42,7 +43,7 @@ def small() -> Recipe:
     agent = FastSACConfig(
         v_min=-20.0,
         v_max=20.0,
-        atoms=21,
+        num_atoms=21,
         policy_every=2,
         normalize_obs=True,
         policy_net=MLPConfig(hidden=(16,)),
@@ -112,7 +113,8 @@ def with_resets(name: str) -> Recipe:
 def test_each_seed_learns_what_it_learns_alone(
     tmp_path: Path, recipe: Recipe, seeds: list[int], updates: int
 ) -> None:
-    together = train_seeds(recipe, seeds, [tmp_path / f"seed-{seed}" for seed in seeds])
+    folders = [tmp_path / f"seed-{seed}" for seed in seeds]
+    together = train_batched(recipe, seeds, folders, [None] * len(seeds))
     for seed, result in zip(seeds, together, strict=True):
         own = replace(recipe, seed=seed)
         alone = own.topology.run(own, tmp_path / f"alone-{seed}", None)
@@ -256,14 +258,16 @@ def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
     class Killed(BaseException):
         pass
 
-    def save(self: SeedRun) -> None:
-        if self.vec_steps == 20 and self.number == 2:
+    save = Journal.save
+
+    def killed_save(self: Journal, subject: Subject) -> None:
+        if self.vec_steps == 20 and self.folder.name == "seed-2":
             raise Killed
-        Learning.save(self)
+        save(self, subject)
         saved.append(self.vec_steps)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SeedRun, "save", save)
+        patched.setattr(Journal, "save", killed_save)
         with pytest.raises(Killed):
             api.train_seeds(recipe, 3, tmp_path / "runs")
     assert saved == [10, 10, 10, 20, 20]
@@ -273,7 +277,7 @@ def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
         [10],
     ]
     with monkeypatch.context() as patched:  # in the same way once more
-        patched.setattr(SeedRun, "save", save)
+        patched.setattr(Journal, "save", killed_save)
         with pytest.raises(Killed):
             api.resume_seeds(tmp_path / "runs")
     results = api.resume_seeds(tmp_path / "runs")
@@ -345,6 +349,6 @@ def test_an_agent_with_noise_of_its_own_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [EnvPoolConfig(), EnvPoolTasksConfig(), HumanoidBenchConfig()])
-def test_what_is_simulated_on_the_cpu_travels_to_a_gpu_once_for_all_seeds(env: Any) -> None:
-    recipe = replace(small(), env=env)
-    assert SeedRun.env_device(recipe, torch.device("cuda")) == torch.device("cpu")
+def test_what_is_simulated_on_the_cpu_says_so(env: Any) -> None:
+    assert simulated_on_cpu(env)
+    assert not simulated_on_cpu(TensorConfig())

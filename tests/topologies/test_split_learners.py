@@ -287,7 +287,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a uniform replay"):
         train(replace(at_once(), topology=LOCKSTEP, replay=prioritised), tmp_path / "a")
     dqn = replace(recipes.get("dqn/cartpole"), topology=SplitLearnersConfig(), device="cpu")
-    with pytest.raises(UserError, match="DQN makes one update of everything"):
+    with pytest.raises(UserError, match="DQN cannot be shared by two learners"):
         train(dqn, tmp_path / "b")
 
 

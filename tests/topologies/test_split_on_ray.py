@@ -25,7 +25,7 @@ from fleetfoot.cli.form import parse_recipe
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution.learner import EagerLearner
+from fleetfoot.execution import EagerLearner
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay import replay as replay_module

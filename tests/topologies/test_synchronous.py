@@ -24,7 +24,7 @@ from fleetfoot.config import part
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution.learner import Compiled
+from fleetfoot.execution import Compiled
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
 from fleetfoot.log import LogConfig, NonFinite
 from fleetfoot.nn.mlp import MLPConfig

@@ -26,37 +26,31 @@ transfer keeps is our reading of the paper, whose code does not show it.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.contract import (
-    Pattern,
-    Stateful,
-    check_above_zero,
-    check_at_least,
-    flat_actions,
-)
+from fleetfoot.agents.checks import check_above_zero, check_at_least, flat_actions
+from fleetfoot.agents.contract import Traits
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.embed import Borrowed, UnitEmbedding
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.return_extremes import ReturnExtremes
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import random_streams, seeded_init
 
-Metrics = dict[str, Tensor]
 DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
 NETWORKS = ("policy", "critic", "critic_target")
 
@@ -65,8 +59,8 @@ NETWORKS = ("policy", "critic", "critic_target")
 class BRCConfig:
     v_max: float = 10.0
     """The atoms reach from -v_max to v_max."""
-    atoms: int = 101
-    critics: int = 2
+    num_atoms: int = 101
+    num_critics: int = 2
     tau: float = 0.005
     alpha: float = 0.1
     """Temperature at the start."""
@@ -88,13 +82,13 @@ class BRCConfig:
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
 
     @property
-    def follows_episodes(self) -> bool:
-        return self.normalize_reward
+    def traits(self) -> Traits:
+        return Traits(follows_episodes=self.normalize_reward)
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> BRC:
-        check_at_least(self, atoms=2, critics=1, return_window=1)
+        check_at_least(self, num_atoms=2, num_critics=1, return_window=1)
         check_above_zero(self, "v_max", "alpha", "tau")
         if self.normalize_reward and not gamma < 1.0:
             raise UserError(
@@ -107,8 +101,9 @@ class BRCConfig:
 
 
 class BRC(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "alpha_loss")
-    kept = (
+    compiled_methods: ClassVar = ("critic_loss", "policy_loss", "alpha_loss")
+    periods = ()
+    state_attrs = (
         *(*NETWORKS, "alpha", "reward_scale"),
         *("step_policy", "step_critic", "step_alpha"),
         *("critic_noise", "policy_noise"),
@@ -123,53 +118,34 @@ class BRC(Stateful):
         seed: int,
         device: torch.device,
     ):
-        self.cfg = cfg
-        self.actions = actions = flat_actions("BRC", spec)
-        self.target_entropy = cfg.target_entropy_per_action * actions
-        tasks = max(1, len(spec.tasks))
-        self.critic_noise, self.policy_noise = (
-            RandomStream(seed, device),
-            RandomStream(seed + 1, device),
-        )
+        self.cfg, self.action_size, self.updates = cfg, flat_actions("BRC", spec), 0
+        self.target_entropy = cfg.target_entropy_per_action * self.action_size
+        self.critic_noise, self.policy_noise = random_streams(seed, 2, device)
+        sizes, tasks = (self.action_size, cfg.num_atoms, cfg.num_critics), max(1, len(spec.tasks))
+        bounds = {"log_std": (cfg.log_std_min, cfg.log_std_max), "head_gains": ORTHOGONAL}
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
             several = tasks > 1 or bool(cfg.start_from)
             vectors = UnitEmbedding(tasks, cfg.task_embedding) if several else None
-            borrowed = None if vectors is None else Borrowed(vectors)
-            self.gaussian = Gaussian(
-                Encoder(spec, "actor", self.norms.actor, borrowed),
-                cfg.policy_net,
-                actions,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-                head_gains=(math.sqrt(2.0), 1.0),
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, vectors)
-            self.critic = QNetwork(see, cfg.critic_net, actions, cfg.atoms, cfg.critics)
-            self.critic.to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+            encoder = self.norms.encoder("actor", vectors and Borrowed(vectors))
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", vectors)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
-        self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.atoms, device)
+        self.z = categorical.support(-cfg.v_max, cfg.v_max, cfg.num_atoms, device)
         self.reward_scale: ReturnExtremes | None = None
         if cfg.normalize_reward:
+            window = spec.episode_length or cfg.return_window
+            margin = abs(self.target_entropy) / (2.0 * (1.0 - gamma))
             self.reward_scale = ReturnExtremes(
-                spec.num_envs,
-                tasks,
-                spec.episode_length or cfg.return_window,
-                gamma=gamma,
-                v_max=cfg.v_max,
-                margin=abs(self.target_entropy) / (2.0 * (1.0 - gamma)),
+                spec.num_envs, tasks, window, gamma=gamma, v_max=cfg.v_max, margin=margin
             ).to(device)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         # Without the vectors, which are the critic's.
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.net.parameters(), total_updates, self.gaussian.net.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
-        self.updates = 0
+        self.step_policy = cfg.policy_optim.build(self.gaussian.net, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.unfound: UserError | None = None  # why there is no run to start from
 
     def observe(self, fresh: Transition) -> None:
@@ -181,37 +157,38 @@ class BRC(Stateful):
             self.reward_scale.update(fresh.reward, fresh.terminated, fresh.truncated, task)
 
     def update(self, batch: Batch) -> UpdateResult:
-        learned = self.update_critic(batch)
-        return UpdateResult(learned.metrics | self.update_policy(batch.obs), learned.td_error)
-
-    def pattern(self, count: int) -> Pattern:
-        return (True,) * count
+        result = self.update_critic(batch)
+        return result.with_metrics(self.update_policy(batch.obs).metrics)
 
     def update_critic(self, batch: Batch) -> UpdateResult:
-        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
-        loss, found, td_error = self.critic_loss(batch, noise)
-        grad_norm = self.step_critic(loss)
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.action_size)
+        loss = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
-        return UpdateResult(found | {"critic/grad_norm": grad_norm}, td_error)
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
-    def update_policy(self, obs: Obs) -> Metrics:
-        noise = self.policy_noise.normal(obs.actor.shape[0], self.actions)
+    def update_policy(self, obs: Obs) -> UpdateResult:
+        noise = self.policy_noise.normal(obs.actor.shape[0], self.action_size)
         with frozen(self.critic):
-            loss, found = self.policy_loss(obs, noise)
-            found = found | {"policy/grad_norm": self.step_policy(loss)}
-        self.step_alpha(self.alpha_loss(found["policy/entropy"]))
-        return found
+            loss = self.policy_loss(obs, noise)
+            metrics = loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
+        self.step_alpha(self.alpha_loss(metrics["policy/entropy"]))
+        return UpdateResult(metrics)
 
-    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss (4), metrics, and each row's absolute error in value."""
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The loss (4)."""
         target = self.target_distribution(batch, noise)  # [B, K]
         logits = self.critic(batch.obs, batch.action)  # [E, B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
         value = categorical.mean(target, self.z)
-        found = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/q_max": q.abs().max()}
-        return loss, found, (q.mean(0) - value).abs()
+        metrics = {
+            "critic/loss": loss.detach(),
+            "critic/q": q.mean(),
+            "critic/q_max": q.abs().max(),
+        }
+        return Loss(loss, metrics, {"td_error": (q.mean(0) - value).abs()})
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
@@ -226,14 +203,14 @@ class BRC(Stateful):
         )
         return each.mean(0)  # (3)
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
-        """The loss (6), and metrics."""
+    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (6)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         probs = self.critic(obs, action).float().softmax(-1).mean(0)  # [B, K]
         alpha = self.alpha().detach()
         loss = (alpha * log_prob - categorical.mean(probs, self.z)).mean()  # (6)
-        found = {"policy/loss": loss, "policy/entropy": -log_prob.mean(), "policy/alpha": alpha}
-        return loss, {name: value.detach() for name, value in found.items()}
+        metrics = {"policy/loss": loss, "policy/entropy": -log_prob.mean(), "policy/alpha": alpha}
+        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
         return self.alpha() * (entropy - self.target_entropy)  # (7)

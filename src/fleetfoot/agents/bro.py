@@ -32,20 +32,21 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fleetfoot.agents.contract import Pattern, Stateful, check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.controller import AdjusterConfig, LearnedScalar, SquashedConfig
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.optimist import DeltaConfig, Optimist, OptimistConfig, OptimisticPolicy
-from fleetfoot.nn.reset import ResetPoint, due
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import quantile
 from fleetfoot.ops.ensemble import bound
@@ -53,7 +54,7 @@ from fleetfoot.ops.gaussian_kl import gaussian_kl
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import random_streams, seeded_init
 
 Metrics = dict[str, Tensor]
 RESETS = (15_001, 50_001, 250_001, 500_001, 750_001, 1_000_001, 1_500_001, 2_000_001)
@@ -108,110 +109,88 @@ class BROConfig:
 
 
 class BRO(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "optimist_loss")
-    kept = (
+    compiled_methods: ClassVar = ("critic_loss", "policy_loss", "optimist_loss")
+    periods = ()
+    state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "optimism", "kl_weight", "optimist"),
         *("step_critic", "step_policy", "step_alpha", "step_optimist", "step_adjusters"),
-        *("critic_noise", "policy_noise", "optimist_noise"),
+        *("critic_noise", "policy_noise", "optimist_noise", "resets"),
     )
-    counted = ("updates", "env_steps")
+    counter_attrs = ("updates", "env_steps")
 
     def __init__(
-        self,
-        cfg: BROConfig,
-        spec: EnvSpec,
-        total_updates: int,
-        seed: int,
-        device: torch.device,
+        self, cfg: BROConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg = cfg
-        self.actions = actions = flat_actions("BRO", spec)
-        self.critic_noise, self.policy_noise = (
-            RandomStream(seed, device),
-            RandomStream(seed + 1, device),
-        )
-        self.optimist_noise = RandomStream(seed + 2, device)
-        bounds = {"log_std_min": cfg.log_std_min, "log_std_max": cfg.log_std_max}
+        self.cfg, self.action_size = cfg, flat_actions("BRO", spec)
+        self.updates = self.env_steps = 0
+        self.critic_noise, self.policy_noise, self.optimist_noise = random_streams(seed, 3, device)
+        log_std, outputs = (cfg.log_std_min, cfg.log_std_max), cfg.quantiles or 1
+        bounds = {"log_std": log_std, "head_gains": ORTHOGONAL}
         self.optimist: Optimist | None = None
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            gains = (math.sqrt(2.0), 1.0)
-            self.gaussian = Gaussian(gaze, cfg.policy_net, actions, head_gains=gains, **bounds)
-            self.gaussian.to(device)
-            gaze = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            outputs = cfg.quantiles or 1
-            self.critic = QNetwork(gaze, cfg.critic_net, actions, outputs, 2).to(device)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, self.action_size, outputs, 2).to(device)
             if cfg.optimist is not None:
-                gaze = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-                self.optimist = cfg.optimist.build(gaze, actions, **bounds).to(device)
+                encoder = self.norms.encoder("actor", cfg.task_embedding)
+                self.optimist = cfg.optimist.build(encoder, self.action_size, log_std).to(device)
+        self.policy = Greedy(self.gaussian.to(device))
+        self.behaviour: Sampled | OptimisticPolicy = Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.optimism: LearnedScalar = cfg.optimism.build().to(device)
         self.kl_weight: LearnedScalar = cfg.kl_weight.build().to(device)
         self.tau_i = quantile.midpoints(outputs, device)
-        self.policy = Greedy(self.gaussian)
-        self.behaviour: Sampled | OptimisticPolicy = Sampled(self.gaussian)
-        total = total_updates
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), total, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total)
-        learned = [self.gaussian, self.critic, self.critic_target, self.alpha]
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.step_optimist = self.step_adjusters = None
+        modules = [self.gaussian, self.critic, self.critic_target, self.alpha]
         steppers = [self.step_critic, self.step_policy, self.step_alpha]
         if self.optimist is not None:
             self.behaviour = OptimisticPolicy(self.gaussian, self.optimist, cfg.std_factor)
-            self.step_optimist = cfg.optimist_optim.build(
-                self.optimist.parameters(), total, self.optimist.constrain_
-            )
-            both = [*self.optimism.parameters(), *self.kl_weight.parameters()]
-            self.step_adjusters = cfg.adjuster_optim.build(both, total)
-            learned += [self.optimist, self.optimism, self.kl_weight]
+            adjusters = nn.ModuleList([self.optimism, self.kl_weight])
+            self.step_optimist = cfg.optimist_optim.build(self.optimist, total_updates)
+            self.step_adjusters = cfg.adjuster_optim.build(adjusters, total_updates)
+            modules += [self.optimist, self.optimism, self.kl_weight]
             steppers += [self.step_optimist, self.step_adjusters]
-        self.initial = ResetPoint(learned, steppers)
-        self.updates = self.env_steps = 0
+        self.resets = Resets(ResetPoint(modules, steppers), at=cfg.resets)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
-        before = self.env_steps
         self.env_steps += fresh.reward.shape[0]
-        if due(self.cfg.resets, before, self.env_steps):  # (9)
-            self.initial.restore_()
+        self.resets.restore_if_due_(self.env_steps)  # (9)
 
     def update(self, batch: Batch) -> UpdateResult:
-        learned = self.update_critic(batch)
-        return UpdateResult(learned.metrics | self.update_actors(batch.obs), learned.td_error)
+        result = self.update_critic(batch)
+        return result.with_metrics(self.update_actors(batch.obs))
 
     def update_critic(self, batch: Batch) -> UpdateResult:
-        noise = self.critic_noise.normal(batch.reward.shape[0], self.actions)
-        loss, found, td_error = self.critic_loss(batch, noise)
-        grad_norm = self.step_critic(loss)
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.action_size)
+        loss = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (4)
-        return UpdateResult(found | {"critic/grad_norm": grad_norm}, td_error)
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
     def update_actors(self, obs: Obs) -> Metrics:
-        shape = (obs.actor.shape[0], self.actions)
+        shape = (obs.actor.shape[0], self.action_size)
         with frozen(self.critic):
-            loss, found = self.policy_loss(obs, self.policy_noise.normal(*shape))
-            found = found | {"policy/grad_norm": self.step_policy(loss)}
+            loss = self.policy_loss(obs, self.policy_noise.normal(*shape))
+            metrics = loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
             if self.step_optimist is not None:
-                loss, more = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
-                found = found | more | {"optimist/grad_norm": self.step_optimist(loss)}
-        self.step_alpha(self.alpha_loss(found["policy/entropy"]))
+                loss = self.optimist_loss(obs, self.optimist_noise.normal(*shape))
+                grad_norm = self.step_optimist(loss.loss)
+                metrics = metrics | loss.metrics | {"optimist/grad_norm": grad_norm}
+        self.step_alpha(self.alpha_loss(metrics["policy/entropy"]))
         if self.step_adjusters is not None:
-            self.step_adjusters(self.adjuster_loss(found["optimist/kl"]))
-        return found
+            self.step_adjusters(self.adjuster_loss(metrics["optimist/kl"]))
+        return metrics
 
-    def pattern(self, count: int) -> Pattern:
-        return (True,) * count
-
-    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss (3), metrics, and each row's absolute error in value."""
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The loss (3)."""
         target = self.target(batch, noise)  # [B, K]
         theta = self.critic(batch.obs, batch.action).float()  # [2, B, K]
         if self.cfg.quantiles is None:
@@ -222,45 +201,45 @@ class BRO(Stateful):
         q = theta.detach().mean(-1)  # [2, B]
         spread = 0.5 * (q[0] - q[1]).abs().mean()
         metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/spread": spread}
-        return loss, metrics, (q.mean(0) - target.mean(-1)).abs()
+        return Loss(loss, metrics, {"td_error": (q.mean(0) - target.mean(-1)).abs()})
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tensor) -> Tensor:
         action, log_prob = self.gaussian.sample(batch.next_obs, noise)
         theta = self.critic_target(batch.next_obs, action).float()
-        value = bound(theta, -self.cfg.pessimism)  # (1) [B, K]
+        value = bound(theta, self.cfg.pessimism)  # (1) [B, K]
         soft = value - (self.alpha() * log_prob).unsqueeze(-1)
         reward = self.cfg.reward_scale * batch.reward
         return reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft  # (2)
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
-        """The loss (5), and metrics."""
+    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (5)."""
         action, log_prob = self.gaussian.sample(obs, noise)
-        q = bound(self.critic(obs, action).float(), -self.cfg.pessimism).mean(-1)
+        q = bound(self.critic(obs, action).float(), self.cfg.pessimism).mean(-1)
         loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
-        found = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
-        found |= {"policy/alpha": self.alpha()}
-        return loss, {name: value.detach() for name, value in found.items()}
+        metrics = {"policy/loss": loss, "policy/entropy": -log_prob.mean()}
+        metrics |= {"policy/alpha": self.alpha()}
+        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
 
-    def optimist_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics]:
-        """The loss (6), and metrics. The policy is only read."""
+    def optimist_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (6). The policy is only read."""
         assert self.optimist is not None
         with torch.no_grad():
             near_mean, near_log_std = self.gaussian(obs)
         mean, log_std = self.optimist(obs, near_mean, near_log_std)
         action, _ = squashed_sample(mean, log_std + math.log(self.cfg.std_factor), noise)
         omega, weight = self.optimism().detach(), self.kl_weight().detach()
-        q = bound(self.critic(obs, action).float(), omega).mean(-1)
+        q = bound(self.critic(obs, action).float(), -omega).mean(-1)
         kl = gaussian_kl(mean, log_std, near_mean, near_log_std).mean()
         loss = -q.mean() + weight * kl  # (6)
-        found = {"optimist/kl": kl, "optimist/optimism": omega, "optimist/kl_weight": weight}
-        return loss, {name: value.detach() for name, value in found.items()}
+        metrics = {"optimist/kl": kl, "optimist/optimism": omega, "optimist/kl_weight": weight}
+        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
-        target = self.cfg.target_entropy_per_action * self.actions
+        target = self.cfg.target_entropy_per_action * self.action_size
         return self.alpha() * (entropy - target)  # (7)
 
     def adjuster_loss(self, kl: Tensor) -> Tensor:
         """Above its target, the divergence lowers omega and raises lambda."""
-        excess = kl / self.actions - self.cfg.kl_target
+        excess = kl / self.action_size - self.cfg.kl_target
         return (self.optimism() - self.kl_weight()) * excess  # (8)

@@ -1,22 +1,23 @@
-"""What a topology may ask of an agent."""
+"""What the rest of the library asks of an agent. Nothing here computes; `docs/architecture.md` explains it at length.
+
+required     `Agent`: two networks, `observe`, `update`, a counter and a state. Enough to train anywhere, eagerly.
+for speed    `compiled_methods` and `periods`, which say what may be compiled and what may be recorded as CUDA
+             graphs. Without them an agent runs eagerly, and the learner says so in one line.
+offered      protocols with more methods, each of which one topology or feature needs: two learners, a parameter
+             server, initial priorities, diagnosis. A function `as_...` gives the agent back with that type, or
+             raises a `UserError` of one sentence.
+known early  `Traits`, which a config states, because a topology must know them before an agent is built.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.data import Batch, Continuous, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.rng import generator_state, restore_generator
-
-Pattern: TypeAlias = tuple[bool, ...]
-
-
-def every(period: int, updates: int, count: int) -> Pattern:
-    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`?"""
-    return tuple((updates + i) % period == 0 for i in range(1, count + 1))
 
 
 class Agent(Protocol):
@@ -33,26 +34,15 @@ class Agent(Protocol):
         (Obs, standard normal noise [N, A]) -> a sampled action, and own no randomness themselves."""
         ...
 
-    def observe(self, fresh: Transition) -> None:
-        """See each new transition once, in order. Running statistics change here and nowhere else.
-
-        Where they follow episodes, and so need vec steps of all environments, the config's `follows_episodes` is true.
-        """
-        ...
-
-    losses: ClassVar[tuple[str, ...]]
-    """Methods that can be compiled and, with other weights, repeated: tensors in, tensors out, no randomness of their
-    own, and nothing changed."""
-
     updates: int
-    """Updates so far."""
+    """Updates so far. `update` adds one; whoever replays a recorded update adds it from outside."""
+
+    def observe(self, fresh: Transition) -> None:
+        """Called once with each new transition, in order. Running statistics change here and nowhere else."""
+        ...
 
     def update(self, batch: Batch) -> UpdateResult:
-        """One update."""
-        ...
-
-    def pattern(self, count: int) -> Pattern:
-        """What of the coming `count` updates the host decides: where two patterns are equal, so are the operations."""
+        """One update. On a GPU it must not wait for the device (no `.item()`, no `if` on a tensor)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,43 +52,23 @@ class Agent(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class InitialPriority(Protocol):
-    """What an actor needs to know the errors of its own transitions: a module, so that its weights can be published.
+class Compilable(Agent, Protocol):
+    """An agent some of whose methods may go through `torch.compile`."""
 
-    With R the discounted rewards of a window and d what is left of the discount, the error of the row where the window
-    begins is |reward_scale * R + d * value - q|, the mean over heads.
-    """
-
-    reward_scale: float
-
-    def __call__(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        """q of the action taken, [E, N], and the value of the observation, [N]; `said` is what `behaviour` said."""
-        ...
+    compiled_methods: ClassVar[tuple[str, ...]]
+    """Names of pure methods: tensors in, tensors out (nested in tuples, lists, dicts), no randomness of their own, and
+    nothing changed. Usually the losses. They are also what several seeds compute as one."""
 
 
-class GivesInitialPriorities(Agent, Protocol):
-    """An agent whose actors can state the first priorities of what they collect (Ape-X).
-
-    Its config says so in a class variable `gives_initial_priorities`, which is true.
-    """
+class Recordable(Compilable, Protocol):
+    """An agent whose `update` may be recorded as a CUDA graph and replayed."""
 
     @property
-    def initial_priority(self) -> nn.Module:
-        """An `InitialPriority`. Weights that `behaviour` has already need not be in it."""
-        ...
-
-
-class CanDiagnose(Agent, Protocol):
-    """An agent that can be examined at each evaluation (`evaluation.diagnose`). Both methods only read: they change
-    nothing, and draw nothing from the agent's generators."""
-
-    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
-        """Scalars, logged under diagnose/. `batch` are rows that may be learned from, `held_out` rows that never are;
-        None where the replay holds none back."""
-        ...
-
-    def q(self, obs: Obs, action: Tensor) -> Tensor:
-        """[B] what the targets take an action to be worth, in units of the environment's reward."""
+    def periods(self) -> tuple[int, ...]:
+        """The period, in updates, of everything in `update` that the host decides: `(policy_every, target_every)`,
+        where `updates % period == 0` after counting. `()`: all updates make the same operations. Updates that the same
+        periods divide share a recording, so an agent may declare this only if the host decides nothing else, and draws
+        no random numbers but from the `RandomStream`s among its attributes."""
         ...
 
 
@@ -134,40 +104,69 @@ class ActorCritic(Agent, Protocol):
         ...
 
 
-class Stateful:
-    """`state_dict` and `load_state_dict` of an agent."""
+class Served(Agent, Protocol):
+    """An agent whose learning a parameter server can take over: one critic with one optimiser, and one target that
+    follows it."""
 
-    kept: ClassVar[tuple[str, ...]]
-    """Attributes with a state. One that is None is left out, and what two of them name is saved once."""
-    counted: ClassVar[tuple[str, ...]] = ("updates",)
-    """Attributes that are numbers."""
+    critic: nn.Module
+    critic_target: nn.Module
+    step_critic: Any  # a `LocalStepper`, until a topology puts its own in its place
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {
-            name: generator_state(part) if isinstance(part, torch.Generator) else part.state_dict()
-            for name, part in self._kept().items()
-        }
-        return state | {name: getattr(self, name) for name in self.counted}
+    @property
+    def target_every(self) -> int:
+        """Updates between two calls of `update_target`."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._kept().items():
-            if isinstance(part, torch.Generator):
-                restore_generator(part, state[name])
-            else:
-                part.load_state_dict(state[name])
-        for name in self.counted:
-            setattr(self, name, state[name])
+    @property
+    def tau(self) -> float:
+        """Share of the critic that its target then takes over."""
+        ...
 
-    def _kept(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in self.kept:
-            part = getattr(self, name)
-            if part is not None and not any(part is other for other in found.values()):
-                found[name] = part
-        return found
+    def update_target(self) -> None: ...
+
+
+class InitialPriority(Protocol):
+    """What an actor needs to know the errors of its own transitions: a module, so that its weights can be published.
+
+    With R the discounted rewards of a window and d what is left of the discount, the error of the row where the window
+    begins is |reward_scale * R + d * value - q|, the mean over heads.
+    """
+
+    reward_scale: float
+
+    def __call__(self, obs: Obs, action: Tensor, behaviour_output: Tensor) -> tuple[Tensor, Tensor]:
+        """q of the action taken, [E, N], and the value of the observation, [N]; `behaviour_output` is what `behaviour`
+        gave for it."""
+        ...
+
+
+class GivesInitialPriorities(Agent, Protocol):
+    """An agent whose actors can compute the first priorities of what they collect (Ape-X). Its config says so in its
+    `Traits`."""
+
+    @property
+    def initial_priority(self) -> nn.Module:
+        """An `InitialPriority`. Weights that `behaviour` has already need not be in it."""
+        ...
+
+
+class CanDiagnose(Agent, Protocol):
+    """An agent that can be examined at each evaluation (`evaluation.diagnose`). Both methods only read: they change
+    nothing, and draw nothing from the agent's random streams."""
+
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        """Scalars, logged under diagnose/. `batch` are rows that may be learned from, `held_out` rows that never are;
+        None where the replay holds none back."""
+        ...
+
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        """[B] what the targets take an action to be worth, in units of the environment's reward."""
+        ...
 
 
 class AgentConfig(Protocol):
+    """The part of a recipe that builds an agent. It may have an attribute `traits`, a `Traits`."""
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> Agent:
@@ -175,70 +174,130 @@ class AgentConfig(Protocol):
         ...
 
 
-@runtime_checkable
-class CannotStack(Protocol):
-    """What an `AgentConfig` may say besides: why several seeds of its agent cannot be trained as one (`stack.py`)."""
+class Traits(NamedTuple):
+    """What a topology must know of an agent before it is built."""
 
-    @property
-    def cannot_stack_reason(self) -> str | None:
-        """None: they can."""
-        ...
-
-
-class ValueLearnerConfig(Protocol):
-    """The fields that agents with categorical critics share."""
-
-    @property
-    def v_min(self) -> float: ...
-    @property
-    def v_max(self) -> float: ...
-    @property
-    def atoms(self) -> int: ...
-    @property
-    def critics(self) -> int: ...
-    @property
-    def tau(self) -> float: ...
-    @property
-    def policy_every(self) -> int: ...
-    @property
-    def normalize_reward(self) -> bool: ...
+    follows_episodes: bool = False
+    """`observe` follows the episodes of each environment, so it needs whole vec steps, in order."""
+    gives_initial_priorities: bool = False
+    """The agent is a `GivesInitialPriorities`."""
+    cannot_stack_reason: str | None = None
+    """Why several seeds of it cannot be trained as one batched computation; None: nothing stands against it."""
 
 
-def flat_actions(agent: str, spec: EnvSpec) -> int:
-    """The size of an action; UserError unless actions are continuous and observations vectors."""
-    if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+def traits(cfg: AgentConfig) -> Traits:
+    stated = getattr(cfg, "traits", Traits())
+    if not isinstance(stated, Traits):
+        raise UserError(f"{type(cfg).__name__}.traits must be a Traits, not {_kind(stated)}.")
+    return stated
+
+
+def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
+    """The same agent, if it keeps the contract; UserError, which names the first thing that is wrong, if not."""
+    name = type(agent).__name__
+    wanted: tuple[tuple[str, type, str], ...] = (
+        ("policy", nn.Module, "a torch module (Obs -> greedy action)"),
+        ("behaviour", nn.Module, "a torch module (Obs -> what the explorer reads)"),
+        ("updates", int, "the number of updates so far, an int"),
+    )
+    for attribute, kind, meaning in wanted:
+        value = getattr(agent, attribute, None)
+        if not isinstance(value, kind):
+            raise UserError(f"{name}.{attribute} must be {meaning}, not {_kind(value)}.")
+    for method, signature in (
+        ("observe", "observe(transition) -> None"),
+        ("update", "update(batch) -> UpdateResult"),
+        ("state_dict", "state_dict() -> dict"),
+        ("load_state_dict", "load_state_dict(state) -> None"),
+    ):
+        if not callable(getattr(agent, method, None)):
+            raise UserError(f"{name} needs a method {signature}.")
+    for method in compiled_methods(agent) or ():
+        if not callable(getattr(agent, method, None)):
+            raise UserError(f"{name}.compiled_methods names {method!r}, which is no method of it.")
+    periods(agent)
+    if traits(cfg).gives_initial_priorities:
+        as_prioritising(agent)
+    return cast(Agent, agent)
+
+
+def compiled_methods(agent: Agent) -> tuple[str, ...] | None:
+    """None where the agent does not say what may be compiled."""
+    names = getattr(agent, "compiled_methods", None)
+    if names is None:
+        return None
+    if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
         raise UserError(
-            f"{agent} needs continuous actions and flat observations; {spec.name} has "
-            f"{spec.action} and observations of shape {spec.obs_shape}."
+            f"{type(agent).__name__}.compiled_methods must be a tuple of method names, not {names!r}."
         )
-    return spec.action.size
+    return names
 
 
-def check_tau(tau: float) -> None:
-    if not 0.0 < tau <= 1.0:
-        raise UserError(f"agent.tau must be above 0 and at most 1, not {tau}.")
-
-
-def check_above_zero(cfg: object, *names: str) -> None:
-    for name in names:
-        if not getattr(cfg, name) > 0.0:
-            raise UserError(f"agent.{name} must be above 0, not {getattr(cfg, name)}.")
-
-
-def check_at_least(cfg: object, **least: int) -> None:
-    for name, smallest in least.items():
-        if getattr(cfg, name) < smallest:
-            raise UserError(f"agent.{name} must be at least {smallest}, not {getattr(cfg, name)}.")
-
-
-def check_value_learner(cfg: ValueLearnerConfig) -> None:
-    """Refuse settings that cannot learn, in one line."""
-    if cfg.v_min >= cfg.v_max:
-        raise UserError(f"agent.v_min ({cfg.v_min}) must be below agent.v_max ({cfg.v_max}).")
-    check_at_least(cfg, atoms=2, critics=1, policy_every=1)
-    check_tau(cfg.tau)
-    if cfg.normalize_reward and not cfg.v_min < 0.0 < cfg.v_max:
+def periods(agent: Agent) -> tuple[int, ...] | None:
+    """None where the agent declares none, so that nobody knows which of its updates are alike."""
+    declared = getattr(agent, "periods", None)
+    if declared is None:
+        return None
+    if not (isinstance(declared, tuple) and all(isinstance(p, int) and p > 0 for p in declared)):
         raise UserError(
-            "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "
-            f"v_min is {cfg.v_min} and v_max is {cfg.v_max}."
+            f"{type(agent).__name__}.periods must be a tuple of numbers of updates, 1 or more each, not {declared!r}."
         )
+    return declared
+
+
+def every(period: int, updates: int, count: int) -> tuple[bool, ...]:
+    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`?"""
+    return tuple((updates + i) % period == 0 for i in range(1, count + 1))
+
+
+def as_actor_critic(agent: Agent) -> ActorCritic:
+    why = "cannot be shared by two learners"
+    return cast(ActorCritic, _offering(agent, ActorCritic, why, "--topology SynchronousConfig"))
+
+
+def as_served(agent: Agent) -> Served:
+    why = "cannot be taught by a parameter server, which takes agents with one critic"
+    return cast(Served, _offering(agent, Served, why, "DQNConfig, or another topology"))
+
+
+def as_prioritising(agent: Agent) -> GivesInitialPriorities:
+    why, use = "cannot give first priorities", "--topology.no-initial-priorities"
+    return cast(GivesInitialPriorities, _offering(agent, GivesInitialPriorities, why, use))
+
+
+def as_diagnosable(agent: Agent) -> CanDiagnose:
+    why = "cannot be diagnosed"
+    return cast(CanDiagnose, _offering(agent, CanDiagnose, why, "--evaluation.no-diagnose"))
+
+
+def why_not_stacked(agent: Agent) -> str | None:
+    """What stands against training several seeds of this agent as one batched computation (beside its `Traits`), or
+    None."""
+    if not compiled_methods(agent):
+        return "it declares no compiled_methods"
+    for name, value in vars(agent).items():
+        if isinstance(value, torch.Generator):
+            return f"its {name} is a bare torch.Generator and no RandomStream"
+        if isinstance(value, nn.Parameter):
+            return f"its {name} is in no module"
+        if isinstance(value, torch.optim.Optimizer):
+            return f"its {name} is a bare torch optimiser and not built by fleetfoot.optim"
+    return None
+
+
+def _offering(agent: Agent, protocol: type, why: str, use: str) -> Agent:
+    missing = [name for name in _members(protocol) if not hasattr(agent, name)]
+    if missing:
+        lacks = ", ".join(missing)
+        raise UserError(f"{type(agent).__name__} {why} (it has no {lacks}): use {use}.")
+    return agent
+
+
+def _members(protocol: type) -> list[str]:
+    """What a protocol asks for beyond `Agent`, in the order in which it says so."""
+    asked = (*vars(protocol).get("__annotations__", {}), *vars(protocol))
+    return [name for name in dict.fromkeys(asked) if not name.startswith("_")]
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else f"a {type(value).__name__}"

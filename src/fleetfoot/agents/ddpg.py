@@ -13,7 +13,7 @@ row, i one of E critic heads, z the atoms of the value support:
          each component of dq/da is clipped to [-c, c] on its way into the policy
     (5)  targets <- (1 - tau) targets + tau networks, every `target_every` critic updates   (tau = 1: hard copies)
 
-With `atoms`, the critics say the logits of distributions, q_i is the mean of head i, and (2), (3) become
+With `num_atoms`, the critics give the logits of distributions, q_i is the mean of head i, and (2), (3) become
 
     (6)  p_i = softmax(critic_target_i(s', a')),  shifted atoms  y = clip(R + d z, v_min, v_max)
     (7)  target distribution: project(p_j, y), j = argmin_i E[p_i . y]  (twin = "lowest_mean": the whole distribution of
@@ -40,18 +40,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.contract import (
-    Pattern,
-    Stateful,
-    check_at_least,
-    check_tau,
-    every,
-    flat_actions,
-)
+from fleetfoot.agents.checks import check_at_least, check_support, check_tau, flat_actions
+from fleetfoot.agents.contract import Traits
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
+from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
@@ -59,18 +54,18 @@ from fleetfoot.ops import categorical
 from fleetfoot.ops.clip_gradient import clip_gradient
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, OptimConfig, Stepper
-from fleetfoot.rng import seeded_init
+from fleetfoot.rng import RandomStream, seeded_init
 
 
 @part
 class DDPGConfig:
     """Defaults as published with Ape-X DPG."""
 
-    gives_initial_priorities: ClassVar[bool] = True  # builds a `GivesInitialPriorities`
+    traits: ClassVar = Traits(gives_initial_priorities=True)
 
-    critics: int = 1
+    num_critics: int = 1
     """Critic heads (E), batched as one network; with several, the smallest counts."""
-    atoms: int | None = None
+    num_atoms: int | None = None
     """Atoms of the value support (K) of categorical critics; None: values are plain numbers."""
     v_min: float = -10.0
     """Smallest value categorical critics can express."""
@@ -108,29 +103,13 @@ class DDPGConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DDPG:
-        check_at_least(self, critics=1, target_every=1, policy_every=1)
+        check_at_least(self, num_critics=1, target_every=1, policy_every=1)
         for name in ("max_action_gradient", "obs_clamp"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
         check_tau(self.tau)
-        if self.atoms is not None and (self.atoms < 2 or self.v_min >= self.v_max):
-            raise UserError(
-                "categorical critics need agent.atoms of at least 2 and agent.v_min below agent.v_max, "
-                f"not {self.atoms}, {self.v_min} and {self.v_max}."
-            )
+        check_support(self.num_atoms, self.v_min, self.v_max)
         return DDPG(self, spec, total_updates, seed, device)
-
-
-class Clamped(nn.Module):
-    """A normaliser whose results are kept within bounds."""
-
-    def __init__(self, norm: nn.Module, bound: float):
-        super().__init__()
-        self.norm, self.bound = norm, bound
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(x)
-        return normed.clamp(-self.bound, self.bound)
 
 
 class InitialPriority(nn.Module):
@@ -141,90 +120,70 @@ class InitialPriority(nn.Module):
     def __init__(self, critic: QNetwork, z: Tensor | None, reward_scale: float):
         super().__init__()
         self.critic, self.reward_scale = critic, reward_scale
-        self.register_buffer("z", z, persistent=False)
+        self.register_buffer("z", None if z is None else z.clone(), persistent=False)
 
-    def forward(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        return self.q(obs, action), self.q(obs, said).amin(0)
+    def forward(self, obs: Obs, action: Tensor, behaviour_output: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q(obs, action), self.q(obs, behaviour_output).amin(0)
 
     def q(self, obs: Obs, action: Tensor) -> Tensor:
         """[E, N]"""
-        out: Tensor = self.critic(obs, action).float()
-        return out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
+        return categorical.value(self.critic(obs, action).float(), self.z)
 
 
 class DDPG(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
+    compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy",)
-    kept = (
+    state_attrs = (
         *("policy", "policy_target", "critic", "critic_target"),
-        *("step_policy", "step_critic", "generator"),
+        *("step_policy", "step_critic", "critic_noise"),
     )
 
     def __init__(
         self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg, self.device = cfg, device
-        self.actions = flat_actions("DDPG", spec)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.cfg, self.action_size = cfg, flat_actions("DDPG", spec)
+        self.updates, self.policy_every = 0, cfg.policy_every
+        self.periods = (cfg.policy_every, cfg.target_every)
+        self.critic_noise = RandomStream(seed, device)
+        sizes = (self.action_size, cfg.num_atoms or 1, cfg.num_critics)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see, look = (
-                norm if cfg.obs_clamp is None else Clamped(norm, cfg.obs_clamp)
-                for norm in (self.norms.actor, self.norms.critic)
-            )
-            encoder = Encoder(spec, "actor", see, cfg.task_embedding)
-            self.policy = TanhPolicy(encoder, cfg.policy_net, self.actions).to(device)
-            encoder = Encoder(spec, "critic", look, cfg.task_embedding)
-            outputs = cfg.atoms or 1
-            self.critic = QNetwork(encoder, cfg.critic_net, self.actions, outputs, cfg.critics)
-            self.critic.to(device)
+            encoder = self.norms.encoder("actor", cfg.task_embedding, cfg.obs_clamp)
+            self.policy = TanhPolicy(encoder, cfg.policy_net, self.action_size).to(device)
+            encoder = self.norms.encoder("critic", cfg.task_embedding, cfg.obs_clamp)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
         self.behaviour = self.policy
         self.critic_target = target_copy(self.critic, self.critic.encoder.norm)
         self.policy_target = self.policy
         if cfg.target_policy:
             self.policy_target = target_copy(self.policy, self.policy.encoder.norm)
         self.z: Tensor | None = None
-        if cfg.atoms is not None:
-            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        if cfg.num_atoms is not None:
+            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.initial_priority = InitialPriority(self.critic, self.z, cfg.reward_scale)
-        self.step_critic: Stepper = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy: Stepper = cfg.policy_optim.build(
-            self.policy.parameters(),
-            max(1, total_updates // cfg.policy_every),
-            self.policy.constrain_,
-        )
-        self.updates = 0
-        self.policy_every = cfg.policy_every
+        self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
+        policy_updates = total_updates // cfg.policy_every
+        self.step_policy: Stepper = cfg.policy_optim.build(self.policy, policy_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
 
     def update(self, batch: Batch) -> UpdateResult:
-        learned = self.update_critic(batch)
+        result = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            learned = UpdateResult(
-                learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
-            )
-        return learned
-
-    def pattern(self, count: int) -> Pattern:
-        periods = (self.cfg.policy_every, self.cfg.target_every)
-        return tuple(flag for period in periods for flag in every(period, self.updates, count))
+            return result.with_metrics(self.update_policy(batch.obs).metrics)
+        return result
 
     def update_critic(self, batch: Batch) -> UpdateResult:
-        shape = (batch.reward.shape[0], self.actions)
-        xi = torch.randn(shape, generator=self.generator, device=self.device)
-        loss, q, td_error = self.critic_loss(batch, xi)
-        grad_norm = self.step_critic(loss)
+        xi = self.critic_noise.normal(batch.reward.shape[0], self.action_size)
+        loss = self.critic_loss(batch, xi)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
         if self.updates % self.cfg.target_every == 0:
-            self.follow()
-        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return UpdateResult(metrics | {"critic/td_error": td_error.mean()}, td_error)
+            self.update_target()
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
-    def follow(self) -> None:
+    def update_target(self) -> None:
         """Bring the targets nearer to their networks, or onto them."""
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
         if self.cfg.target_policy:
@@ -232,63 +191,65 @@ class DDPG(Stateful):
 
     def update_policy(self, obs: Obs) -> UpdateResult:
         with frozen(self.critic):
-            loss, saturation = self.policy_loss(obs)
-            grad_norm = self.step_policy(loss)
-        metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return UpdateResult(metrics | {"policy/saturation": saturation})
+            loss = self.policy_loss(obs)
+            grad_norm = self.step_policy(loss.loss)
+        return UpdateResult(loss.metrics | {"policy/grad_norm": grad_norm})
 
-    def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss (3), (7) or (8), the mean value of the batch, and each row's absolute error in value."""
-        out = self.critic(batch.obs, batch.action).float()  # [E, B, K]
+    def critic_loss(self, batch: Batch, xi: Tensor) -> Loss:
+        """The loss (3), (7) or (8)."""
+        out = self.critic(batch.obs, batch.action)  # [E, B, K]
         if self.z is None:
-            q, wanted = out.squeeze(-1), self.target(batch, xi)  # [E, B], [B]
+            q, wanted = out.float().squeeze(-1), self.target(batch, xi)  # [E, B], [B]
             row_loss = 0.5 * (wanted - q).square()
         else:
-            target, log_probs = self.target_distribution(batch, xi), out.log_softmax(-1)
-            row_loss = self.distance(target, log_probs)
-            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+            target = self.target_distribution(batch, xi, self.z)  # [B, K]
+            row_loss, q = categorical.cross_entropy(out, target, self.z)  # (7) [E, B]
+            if self.cfg.twin == "published":
+                row_loss = self.binary_cross_entropy(out, target)  # (8)
+            wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean(-1).sum()  # (3), (7), (8)
-        return loss, q.detach().mean(), (wanted - q).detach().abs().mean(0)
+        td_error = (wanted - q).detach().abs().mean(0)
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
+        return Loss(loss, metrics | {"critic/td_error": td_error.mean()}, {"td_error": td_error})
 
-    def distance(self, target: Tensor, log_probs: Tensor) -> Tensor:
-        """How far each head is from the target distribution: [B, K] and [E, B, K] -> [E, B]."""
-        if self.cfg.twin == "lowest_mean":
-            return -(target * log_probs).sum(-1)
+    @staticmethod
+    def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+        """Mean over atoms, of softmax(logits) [E, B, K] to `target` [B, K]: [E, B]."""
+        log_probs = logits.float().log_softmax(-1)
         probs = log_probs.exp().clamp(max=1.0 - 1e-6)  # the logarithm below must stay finite
-        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)  # (8)
+        return -(target * log_probs + (1.0 - target) * torch.log1p(-probs)).mean(-1)
 
     @torch.no_grad()
     def next_value(self, batch: Batch, xi: Tensor) -> Tensor:
-        """What the target critics say about the next action, [E, B, K]."""
+        """What the target critics say of the next action, [E, B, K]."""
         clip = self.cfg.noise_clip
         noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
         action = (self.policy_target(batch.next_obs) + noise).clamp(-1.0, 1.0)  # (1)
-        out: Tensor = self.critic_target(batch.next_obs, action).float()
+        out: Tensor = self.critic_target(batch.next_obs, action)
         return out
 
     def target(self, batch: Batch, xi: Tensor) -> Tensor:
-        lowest = self.next_value(batch, xi).squeeze(-1).amin(0)
+        lowest = self.next_value(batch, xi).float().squeeze(-1).amin(0)
         return self.cfg.reward_scale * batch.reward + batch.discount * lowest  # (2)
 
-    def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
-        assert self.z is not None
-        probs = self.next_value(batch, xi).softmax(-1)  # (6) [E, B, K]
+    def target_distribution(self, batch: Batch, xi: Tensor, z: Tensor) -> Tensor:
+        logits, lowest = self.next_value(batch, xi), self.cfg.twin == "lowest_mean"
         reward = self.cfg.reward_scale * batch.reward
-        shifted = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        if self.cfg.twin == "published":
-            return categorical.project(probs, shifted.expand_as(probs), self.z).amin(0)  # (8)
-        lowest = (probs * shifted).sum(-1).argmin(0)  # [B]
-        kept = probs.gather(0, lowest.view(1, -1, 1).expand(1, *probs.shape[1:])).squeeze(0)
-        return categorical.project(kept, shifted, self.z)  # (7)
+        target = categorical.project_shifted(  # (6), (7)
+            logits, base=reward, slope=batch.discount, z=z, lowest=lowest
+        )
+        return target if lowest else target.amin(0)  # (8)
 
-    def policy_loss(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """The loss (4), and the share of actions at their bounds."""
+    def policy_loss(self, obs: Obs) -> Loss:
+        """The loss (4)."""
         action = self.policy(obs)
         climbed = action
         if self.cfg.max_action_gradient is not None:
             # The loss is a mean over rows, so each row's gradient arrives divided by their number.
             climbed = clip_gradient(action, self.cfg.max_action_gradient / action.shape[0])
         out = self.critic(obs, climbed).float()  # [E, B, K]
-        q = out.squeeze(-1) if self.z is None else categorical.mean(out.softmax(-1), self.z)
-        return -q.amin(0).mean(), (action.detach().abs() > 0.99).float().mean()  # (4)
+        loss = -categorical.value(out, self.z).amin(0).mean()  # (4)
+        saturation = (
+            (action.detach().abs() > 0.99).float().mean()
+        )  # share of actions at their bounds
+        return Loss(loss, {"policy/loss": loss.detach(), "policy/saturation": saturation})

@@ -11,7 +11,7 @@ discount, w the importance weight of a row, z the atoms of the value support:
     (4)  loss = mean_batch w l(delta),  l(x) = x^2 / 2 ("squared"), or |x| - 1/2 where |x| > 1 ("huber")
     (5)  q_target <- (1 - tau) q_target + tau q, every `target_every` updates   (tau = 1: a hard copy)
 
-With `atoms`, the network says the logits of a distribution Z(s, a) and q is its mean. (3) and (4) become
+With `num_atoms`, the network says the logits of a distribution Z(s, a) and q is its mean. (3) and (4) become
 
     (6)  target distribution: project(softmax(logits_target(s', a')), clip(R + d z, v_min, v_max))
     (7)  loss = mean_batch w CE(target, Z(s, a))
@@ -35,9 +35,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfoot.agents.contract import Pattern, Stateful, every
+from fleetfoot.agents.checks import check_at_least, check_support, check_tau
+from fleetfoot.agents.contract import Traits
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, Discrete, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, Discrete, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.dueling import ActionHead, DuelingHead
@@ -56,7 +58,7 @@ from fleetfoot.rng import seeded_init
 class DQNConfig:
     """Defaults as published with Ape-X, for Atari; vectors want `torso=MLPTorsoConfig()`."""
 
-    gives_initial_priorities: ClassVar[bool] = True  # builds a `GivesInitialPriorities`
+    traits: ClassVar = Traits(gives_initial_priorities=True)
 
     double: bool = True
     """The network chooses the next action, its target values it; False: the target does both."""
@@ -64,7 +66,7 @@ class DQNConfig:
     """Two heads, for the value of the state and the advantages of the actions."""
     loss: Literal["huber", "squared"] = "huber"
     """Of the error in value; a categorical head has its cross-entropy instead."""
-    atoms: int | None = None
+    num_atoms: int | None = None
     """Atoms of the value support (K) of a categorical head; None: q-values are plain numbers."""
     v_min: float = -10.0
     """Smallest value a categorical head can express."""
@@ -92,23 +94,16 @@ class DQNConfig:
             raise UserError(
                 f"agent.normalize_obs is for vectors; {spec.name} has observations of shape {spec.obs_shape}."
             )
-        if self.atoms is not None and (self.atoms < 2 or self.v_min >= self.v_max):
-            raise UserError(
-                "a categorical head needs agent.atoms of at least 2 and agent.v_min below agent.v_max, "
-                f"not {self.atoms}, {self.v_min} and {self.v_max}."
-            )
-        if self.target_every < 1 or not 0.0 < self.tau <= 1.0:
-            raise UserError(
-                "agent.target_every must be at least 1 and agent.tau above 0 and at most 1, "
-                f"not {self.target_every} and {self.tau}."
-            )
+        check_support(self.num_atoms, self.v_min, self.v_max)
+        check_at_least(self, target_every=1)
+        check_tau(self.tau)
         return DQN(self, spec, total_updates, seed, device)
 
 
 class Critic(nn.Module):
-    """Obs -> [B, actions, K]: q-values (K = 1), or the logits of their distributions."""
+    """Obs -> [B, num_actions, K]: q-values (K = 1), or the logits of their distributions."""
 
-    def __init__(self, cfg: DQNConfig, spec: EnvSpec, actions: int):
+    def __init__(self, cfg: DQNConfig, spec: EnvSpec, num_actions: int):
         super().__init__()
         self.norm: RunningNorm | Identity = Identity()
         if cfg.normalize_obs:
@@ -118,7 +113,7 @@ class Critic(nn.Module):
         self.embed = TaskEmbedding(tasks, cfg.task_embedding) if tasks else None
         inputs = self.torso.size + (cfg.task_embedding if tasks else 0)
         head = DuelingHead if cfg.dueling else ActionHead  # (1)
-        self.head = head(cfg.head, inputs, actions, cfg.atoms or 1)
+        self.head = head(cfg.head, inputs, num_actions, cfg.num_atoms or 1)
 
     def forward(self, obs: Obs) -> Tensor:
         features = self.torso(self.norm(obs.actor))
@@ -133,23 +128,17 @@ class Critic(nn.Module):
 
 
 class QValues(nn.Module):
-    """Obs -> q-values [B, actions]."""
+    """Obs -> q-values [B, num_actions]."""
 
     z: Tensor | None
 
     def __init__(self, critic: Critic, z: Tensor | None):
         super().__init__()
         self.critic = critic
-        self.register_buffer("z", z, persistent=False)
+        self.register_buffer("z", None if z is None else z.clone(), persistent=False)
 
     def forward(self, obs: Obs) -> Tensor:
-        return self.read(self.critic(obs))
-
-    def read(self, out: Tensor) -> Tensor:
-        """What the critic says, [..., K], as values [...]."""
-        if self.z is None:
-            return out.squeeze(-1)
-        return categorical.mean(out.softmax(-1), self.z)
+        return categorical.value(self.critic(obs), self.z)
 
 
 class Greedy(nn.Module):
@@ -169,66 +158,62 @@ class InitialPriority(nn.Module):
 
     reward_scale = 1.0
 
-    def forward(self, obs: Obs, action: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        return said.gather(1, action.unsqueeze(1)).T, said.amax(1)
+    def forward(self, obs: Obs, action: Tensor, behaviour_output: Tensor) -> tuple[Tensor, Tensor]:
+        return behaviour_output.gather(1, action.unsqueeze(1)).T, behaviour_output.amax(1)
 
 
 class DQN(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss",)
-    kept = ("policy", "critic_target", "step_critic")  # the critic is inside the policy
+    compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss",)
+    state_attrs = ("policy", "critic_target", "step_critic")  # the critic is inside the policy
 
     def __init__(
         self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
         assert isinstance(spec.action, Discrete)
-        self.cfg = cfg
+        self.cfg, self.tau, self.target_every = cfg, cfg.tau, cfg.target_every
+        self.updates, self.periods = 0, (cfg.target_every,)
         with seeded_init(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
-        if cfg.atoms is not None:
-            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        if cfg.num_atoms is not None:
+            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.behaviour = QValues(self.critic, self.z)
         self.policy = Greedy(self.behaviour)
         self.initial_priority = InitialPriority()
         self.critic_target = target_copy(self.critic, self.critic.norm)
-        self.step_critic: Stepper = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.updates = 0
+        self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.critic.norm.update(fresh.obs.actor)
 
     def update(self, batch: Batch) -> UpdateResult:
-        loss, q, td_error = self.critic_loss(batch)
-        grad_norm = self.step_critic(loss)
+        loss = self.critic_loss(batch)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
-        if self.updates % self.cfg.target_every == 0:
-            self.follow()
-        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return UpdateResult(metrics | {"critic/td_error": td_error.mean()}, td_error)
+        if self.updates % self.target_every == 0:
+            self.update_target()
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
-    def pattern(self, count: int) -> Pattern:
-        return every(self.cfg.target_every, self.updates, count)
-
-    def follow(self) -> None:
+    def update_target(self) -> None:
         """Bring the target nearer to the network, or onto it."""
-        polyak_(self.critic_target, self.critic, self.cfg.tau)  # (5)
+        polyak_(self.critic_target, self.critic, self.tau)  # (5)
 
-    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss (4) or (7), the mean value of the batch, and each row's absolute error in value."""
+    def critic_loss(self, batch: Batch) -> Loss:
+        """The loss (4) or (7)."""
         out = _of(self.critic(batch.obs), batch.action)  # [B, K]
         if self.z is None:
             q, wanted = out.squeeze(-1), self.target(batch)
-            row_loss = self.loss(wanted - q)
+            row_loss = self.distance(wanted - q)
         else:
-            target, log_probs = self.target_distribution(batch), out.log_softmax(-1)
-            row_loss = -(target * log_probs).sum(-1)
-            q, wanted = (categorical.mean(p, self.z) for p in (log_probs.exp(), target))
+            target = self.target_distribution(batch, self.z)
+            (row_loss,), (q,) = categorical.cross_entropy(out.unsqueeze(0), target, self.z)
+            wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean()  # (4), (7)
-        return loss, q.detach().mean(), (wanted - q).detach().abs()
+        td_error = (wanted - q).detach().abs()
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
+        return Loss(loss, metrics | {"critic/td_error": td_error.mean()}, {"td_error": td_error})
 
-    def loss(self, delta: Tensor) -> Tensor:
+    def distance(self, delta: Tensor) -> Tensor:
         if self.cfg.loss == "squared":
             return 0.5 * delta.square()
         return F.huber_loss(delta, torch.zeros_like(delta), reduction="none")
@@ -236,21 +221,21 @@ class DQN(Stateful):
     @torch.no_grad()
     def next_value(self, batch: Batch) -> Tensor:
         """What the target says about the next action, [B, K]."""
-        out: Tensor = self.critic_target(batch.next_obs)  # [B, actions, K]
+        out: Tensor = self.critic_target(batch.next_obs)  # [B, num_actions, K]
         chooser = self.critic(batch.next_obs) if self.cfg.double else out
-        return _of(out, self.behaviour.read(chooser).argmax(-1))  # (2)
+        return _of(out, categorical.value(chooser, self.z).argmax(-1))  # (2)
 
     def target(self, batch: Batch) -> Tensor:
         return batch.reward + batch.discount * self.next_value(batch).squeeze(-1)  # (3)
 
-    def target_distribution(self, batch: Batch) -> Tensor:
-        assert self.z is not None
-        probs = self.next_value(batch).softmax(-1)
-        shifted = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * self.z  # [B, K]
-        shifted = shifted.clamp(self.cfg.v_min, self.cfg.v_max)
-        return categorical.project(probs, shifted, self.z)  # (6)
+    def target_distribution(self, batch: Batch, z: Tensor) -> Tensor:
+        logits = self.next_value(batch).unsqueeze(0)  # one critic: [1, B, K]
+        target = categorical.project_shifted(
+            logits, base=batch.reward, slope=batch.discount, z=z, lowest=False
+        )
+        return target.squeeze(0)  # (6)
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:
-    """What is said about the action of each row: [B, actions, K] and [B] -> [B, K]."""
+    """What is said about the action of each row: [B, num_actions, K] and [B] -> [B, K]."""
     return out.gather(1, action.view(-1, 1, 1).expand(-1, 1, out.shape[-1])).squeeze(1)

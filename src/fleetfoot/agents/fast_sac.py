@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.contract import Pattern, Stateful, check_value_learner, every, flat_actions
+from fleetfoot.agents.checks import check_categorical, flat_actions
+from fleetfoot.agents.contract import Traits
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
@@ -39,15 +41,15 @@ from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 
 @part
 class FastSACConfig:
     v_min: float = -250.0
     v_max: float = 250.0
-    atoms: int = 101
-    critics: int = 2
+    num_atoms: int = 101
+    num_critics: int = 2
     clipped_double_q: bool = True
     tau: float = 0.1
     policy_every: int = 1
@@ -66,20 +68,20 @@ class FastSACConfig:
     alpha_optim: AdamWConfig = AdamWConfig(weight_decay=0.0)
 
     @property
-    def follows_episodes(self) -> bool:
-        return self.normalize_reward
+    def traits(self) -> Traits:
+        return Traits(follows_episodes=self.normalize_reward)
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastSAC:
-        check_value_learner(self)
+        check_categorical(self)
         return FastSAC(self, spec, gamma, total_updates, seed, device)
 
 
 class FastSAC(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
+    compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy", "step_alpha", "policy_noise")
-    kept = (
+    state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "reward_scale"),
         *("step_policy", "step_critic", "step_alpha"),
         *("critic_noise", "policy_noise"),
@@ -94,46 +96,29 @@ class FastSAC(Stateful):
         seed: int,
         device: torch.device,
     ):
-        self.cfg = cfg
-        self.actions = flat_actions("FastSAC", spec)
-        self.target_entropy = cfg.target_entropy_per_action * self.actions
-        # One for each update, so that either can run alone and draw the same.
-        self.critic_noise, self.policy_noise = (
-            RandomStream(seed, device),
-            RandomStream(seed + 1, device),
-        )
+        self.cfg, self.action_size = cfg, flat_actions("FastSAC", spec)
+        self.target_entropy = cfg.target_entropy_per_action * self.action_size
+        self.updates, self.policy_every, self.periods = 0, cfg.policy_every, (cfg.policy_every,)
+        self.critic_noise, self.policy_noise = random_streams(seed, 2, device)
+        sizes = (self.action_size, cfg.num_atoms, cfg.num_critics)
+        log_std = (cfg.log_std_min, cfg.log_std_max)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(
-                see,
-                cfg.policy_net,
-                self.actions,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
-            self.critic.to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, log_std=log_std)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
-        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
-            g_max = min(abs(cfg.v_min), abs(cfg.v_max))
-            tasks = max(1, len(spec.tasks))
-            self.reward_scale = RewardScale(spec.num_envs, tasks, gamma, g_max).to(device)
-        policy_updates = max(1, total_updates // cfg.policy_every)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), policy_updates, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), policy_updates)
-        self.updates = 0
-        self.policy_every = cfg.policy_every
+            self.reward_scale = RewardScale.into(cfg.v_min, cfg.v_max, spec, gamma).to(device)
+        policy_updates = total_updates // cfg.policy_every
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, policy_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, policy_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
@@ -142,45 +127,38 @@ class FastSAC(Stateful):
             self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
-        learned = self.update_critic(batch)
+        result = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            learned = UpdateResult(
-                learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
-            )
-        return learned
-
-    def pattern(self, count: int) -> Pattern:
-        return every(self.cfg.policy_every, self.updates, count)
+            return result.with_metrics(self.update_policy(batch.obs).metrics)
+        return result
 
     def update_critic(self, batch: Batch) -> UpdateResult:
-        loss, q, td_error = self.critic_loss(
-            batch, self.critic_noise.normal(batch.obs.actor.shape[0], self.actions)
-        )
-        grad_norm = self.step_critic(loss)
+        noise = self.critic_noise.normal(batch.reward.shape[0], self.action_size)
+        loss = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
-        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return UpdateResult(metrics, td_error)
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
     def update_policy(self, obs: Obs) -> UpdateResult:
-        noise = self.policy_noise.normal(obs.actor.shape[0], self.actions)
+        noise = self.policy_noise.normal(obs.actor.shape[0], self.action_size)
         with frozen(self.critic):
-            loss, entropy = self.policy_loss(obs, noise)
-            grad_norm = self.step_policy(loss)
-        self.step_alpha(self.alpha.log_alpha * (entropy - self.target_entropy))  # (6)
-        metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return UpdateResult(
-            metrics | {"policy/entropy": entropy, "policy/alpha": self.alpha().detach()}
-        )
+            loss = self.policy_loss(obs, noise)
+            grad_norm = self.step_policy(loss.loss)
+        excess = loss.metrics["policy/entropy"] - self.target_entropy
+        self.step_alpha(self.alpha.log_alpha * excess)  # (6)
+        more = {"policy/grad_norm": grad_norm, "policy/alpha": self.alpha().detach()}
+        return UpdateResult(loss.metrics | more)
 
-    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss (4), the mean value of the batch, and each row's absolute error in value."""
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The loss (4)."""
         target = self.target_distribution(batch, noise)  # [B, K]
         logits = self.critic(batch.obs, batch.action)  # [E, B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
         td_error = (q.mean(0) - categorical.mean(target, self.z)).abs()
-        return loss, q.mean(), td_error
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
+        return Loss(loss, metrics, {"td_error": td_error})
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
@@ -196,14 +174,15 @@ class FastSAC(Stateful):
         )
         return target if lowest else target.mean(0)
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss (5), and the mean entropy."""
+    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (5)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
-        return loss, -log_prob.detach().mean()
+        entropy = -log_prob.detach().mean()
+        return Loss(loss, {"policy/loss": loss.detach(), "policy/entropy": entropy})
 
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
         critic, policy = self.critic, self.gaussian
@@ -212,10 +191,9 @@ class FastSAC(Stateful):
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (4), as an update would find it, with noise that no update draws."""
         noise = RandomStream(self.updates, self.z.device).normal(
-            batch.reward.shape[0], self.actions
+            batch.reward.shape[0], self.action_size
         )
-        loss, _, _ = FastSAC.critic_loss(self, batch, noise)  # not the compiled one
-        return loss
+        return FastSAC.critic_loss(self, batch, noise).loss  # not the compiled one
 
     @torch.no_grad()
     def q(self, obs: Obs, action: Tensor) -> Tensor:

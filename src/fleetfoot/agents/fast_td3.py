@@ -38,10 +38,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import Pattern, Stateful, check_value_learner, every, flat_actions
+from fleetfoot.agents.checks import check_categorical, flat_actions
+from fleetfoot.agents.contract import Traits
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork, TanhPolicy
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
+from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
@@ -49,7 +51,7 @@ from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.rng import seeded_init
+from fleetfoot.rng import RandomStream, seeded_init
 
 
 @part
@@ -58,9 +60,9 @@ class FastTD3Config:
     """Smallest value the critics can express."""
     v_max: float = 250.0
     """Largest value the critics can express."""
-    atoms: int = 101
+    num_atoms: int = 101
     """Atoms of the value support (K)."""
-    critics: int = 2
+    num_critics: int = 2
     """Critic heads (E), batched as one network."""
     clipped_double_q: bool = True
     """Learn from, and climb, the head with the smaller mean."""
@@ -83,22 +85,22 @@ class FastTD3Config:
     critic_optim: AdamWConfig = AdamWConfig()
 
     @property
-    def follows_episodes(self) -> bool:
-        return self.normalize_reward
+    def traits(self) -> Traits:
+        return Traits(follows_episodes=self.normalize_reward)
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastTD3:
-        check_value_learner(self)
+        check_categorical(self)
         return FastTD3(self, spec, gamma, total_updates, seed, device)
 
 
 class FastTD3(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
+    compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy",)
-    kept = (
+    state_attrs = (
         *("policy", "critic", "critic_target", "reward_scale"),
-        *("step_policy", "step_critic", "generator"),
+        *("step_policy", "step_critic", "critic_noise"),
     )
 
     def __init__(
@@ -110,34 +112,24 @@ class FastTD3(Stateful):
         seed: int,
         device: torch.device,
     ):
-        self.cfg = cfg
-        self.actions = flat_actions("FastTD3", spec)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.cfg, self.action_size = cfg, flat_actions("FastTD3", spec)
+        self.updates, self.policy_every, self.periods = 0, cfg.policy_every, (cfg.policy_every,)
+        self.critic_noise = RandomStream(seed, device)
+        sizes = (self.action_size, cfg.num_atoms, cfg.num_critics)
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.policy = TanhPolicy(see, cfg.policy_net, self.actions).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(see, cfg.critic_net, self.actions, cfg.atoms, cfg.critics)
-            self.critic.to(device)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.policy = TanhPolicy(encoder, cfg.policy_net, self.action_size).to(device)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
         self.behaviour = self.policy
         self.critic_target = target_copy(self.critic, self.norms.critic)
-        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.atoms, device)
+        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
         self.reward_scale: RewardScale | None = None
         if cfg.normalize_reward:
-            g_max = min(abs(cfg.v_min), abs(cfg.v_max))
-            tasks = max(1, len(spec.tasks))
-            self.reward_scale = RewardScale(spec.num_envs, tasks, gamma, g_max).to(device)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.policy.parameters(),
-            max(1, total_updates // cfg.policy_every),
-            self.policy.constrain_,
-        )
-        self.updates = 0
-        self.policy_every = cfg.policy_every
+            self.reward_scale = RewardScale.into(cfg.v_min, cfg.v_max, spec, gamma).to(device)
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.policy, total_updates // cfg.policy_every)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
@@ -146,43 +138,35 @@ class FastTD3(Stateful):
             self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
-        learned = self.update_critic(batch)
+        result = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            learned = UpdateResult(
-                learned.metrics | self.update_policy(batch.obs).metrics, learned.td_error
-            )
-        return learned
-
-    def pattern(self, count: int) -> Pattern:
-        return every(self.cfg.policy_every, self.updates, count)
+            return result.with_metrics(self.update_policy(batch.obs).metrics)
+        return result
 
     def update_critic(self, batch: Batch) -> UpdateResult:
-        xi = torch.randn(
-            batch.reward.shape[0], self.actions, generator=self.generator, device=self.z.device
-        )
-        loss, q, td_error = self.critic_loss(batch, xi)
-        grad_norm = self.step_critic(loss)
+        xi = self.critic_noise.normal(batch.reward.shape[0], self.action_size)
+        loss = self.critic_loss(batch, xi)
+        grad_norm = self.step_critic(loss.loss)
         self.updates += 1
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (6)
-        metrics = {"critic/loss": loss.detach(), "critic/grad_norm": grad_norm, "critic/q": q}
-        return UpdateResult(metrics, td_error)
+        return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
     def update_policy(self, obs: Obs) -> UpdateResult:
         with frozen(self.critic):
-            loss, saturation = self.policy_loss(obs)
-            grad_norm = self.step_policy(loss)
-        metrics = {"policy/loss": loss.detach(), "policy/grad_norm": grad_norm}
-        return UpdateResult(metrics | {"policy/saturation": saturation})
+            loss = self.policy_loss(obs)
+            grad_norm = self.step_policy(loss.loss)
+        return UpdateResult(loss.metrics | {"policy/grad_norm": grad_norm})
 
-    def critic_loss(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss (4), the mean value of the batch, and each row's absolute error in value."""
+    def critic_loss(self, batch: Batch, xi: Tensor) -> Loss:
+        """The loss (4)."""
         target = self.target_distribution(batch, xi)  # [B, K] or [E, B, K]
         logits = self.critic(batch.obs, batch.action)  # [E, B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
         wanted = categorical.mean(target, self.z)
         td_error = (q.mean(0) - (wanted.mean(0) if wanted.dim() == 2 else wanted)).abs()
-        return loss, q.mean(), td_error
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
+        return Loss(loss, metrics, {"td_error": td_error})
 
     @torch.no_grad()
     def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
@@ -198,10 +182,14 @@ class FastTD3(Stateful):
             logits, base=reward, slope=batch.discount, z=self.z, lowest=lowest
         )
 
-    def policy_loss(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """The loss (5), and the share of actions at their bounds."""
+    def policy_loss(self, obs: Obs) -> Loss:
+        """The loss (5)."""
         action = self.policy(obs).float()
         probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
-        return -q.mean(), (action.detach().abs() > 0.99).float().mean()  # (5)
+        loss = -q.mean()  # (5)
+        saturation = (
+            (action.detach().abs() > 0.99).float().mean()
+        )  # share of actions at their bounds
+        return Loss(loss, {"policy/loss": loss.detach(), "policy/saturation": saturation})

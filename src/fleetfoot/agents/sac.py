@@ -39,30 +39,25 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.agents.contract import (
-    Pattern,
-    Stateful,
-    check_at_least,
-    check_tau,
-    every,
-    flat_actions,
-)
+from fleetfoot.agents.checks import check_at_least, check_tau, flat_actions
+from fleetfoot.agents.contract import Traits
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.diagnose.units import is_relu
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import CReLU, MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig, BoundConfig, FixedBoundConfig
 from fleetfoot.nn.redo import ReDo
-from fleetfoot.nn.reset import ResetPoint
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 
 @part
@@ -86,7 +81,7 @@ class SACConfig:
     bound: BoundConfig = FixedBoundConfig(beta=1.0)
     """What an action is worth, given what the critics say. beta 0: their mean; 1: the smaller."""
     plasticity: ResetsConfig | ReDoConfig | None = None
-    critics: int = 2
+    num_critics: int = 2
     tau: float = 0.005
     alpha: float = 1.0
     """Temperature at the start."""
@@ -105,19 +100,18 @@ class SACConfig:
     """Of a learned beta."""
 
     @property
-    def follows_episodes(self) -> bool:
-        return isinstance(self.bound, BanditBoundConfig)
-
-    @property
-    def cannot_stack_reason(self) -> str | None:
+    def traits(self) -> Traits:
         redo = isinstance(self.plasticity, ReDoConfig)
-        return "ReDo looks at the units of one network" if redo else None
+        return Traits(
+            follows_episodes=isinstance(self.bound, BanditBoundConfig),
+            cannot_stack_reason="ReDo looks at the units of one network" if redo else None,
+        )
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> SAC:
         check_tau(self.tau)
-        check_at_least(self, critics=2)
+        check_at_least(self, num_critics=2)
         if self.plasticity is not None and self.plasticity.every_updates < 1:
             raise UserError("agent.plasticity.every_updates must be at least 1.")
         return SAC(self, spec, total_updates, seed, device)
@@ -129,115 +123,91 @@ def is_hidden(module: nn.Module) -> bool:
 
 
 class SAC(Stateful):
-    losses: ClassVar[tuple[str, ...]] = (
+    compiled_methods: ClassVar[tuple[str, ...]] = (
         "critic_loss",
         "policy_loss",
         "alpha_loss",
         "bound_loss",
         "activity",
     )
-    kept = (
+    state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "bound"),
         *("step_policy", "step_critic", "step_alpha", "step_bound"),
-        *("critic_noise", "policy_noise", "bound_noise", "redo_noise"),
+        *("critic_noise", "policy_noise", "bound_noise", "redo_noise", "resets"),
     )
-    counted = ("updates", "resets")
 
     def __init__(
         self, cfg: SACConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg = cfg
-        self.actions = flat_actions("SAC", spec)
-        self.target_entropy = cfg.target_entropy_per_action * self.actions
-        self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = (
-            RandomStream(seed + i, device) for i in range(4)
-        )
+        self.cfg, self.action_size, self.updates = cfg, flat_actions("SAC", spec), 0
+        self.target_entropy = cfg.target_entropy_per_action * self.action_size
+        streams = random_streams(seed, 4, device)
+        self.critic_noise, self.policy_noise, self.bound_noise, self.redo_noise = streams
+        bounds = {"log_std": (cfg.log_std_min, cfg.log_std_max), "head_gains": ORTHOGONAL}
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(
-                see,
-                cfg.policy_net,
-                self.actions,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-                head_gains=(math.sqrt(2.0), 1.0),
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, cfg.critics).to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
-        self.critic_target = target_copy(self.critic, self.norms.critic)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, self.action_size, 1, cfg.num_critics)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
+        self.critic_target = target_copy(self.critic.to(device), self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         if self.bound.learns_from == "held_out":
             raise UserError('SAC has no rows held out: agent.bound.learns_from must be "batch".')
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), total_updates, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
-        steppers = [self.step_critic, self.step_policy, self.step_alpha]
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.step_bound = None
         if self.bound.learns_from == "batch":
-            self.step_bound = cfg.bound_optim.build(
-                self.bound.parameters(), total_updates, self.bound.constrain_
-            )
-            steppers.append(self.step_bound)
-        kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
-        self.initial = None
+            self.step_bound = cfg.bound_optim.build(self.bound, total_updates)
+        self.resets, self.redo = None, None
+        self.periods: tuple[int, ...] = ()
         if isinstance(cfg.plasticity, ResetsConfig):
-            self.initial = ResetPoint(kept, [*steppers, self.bound])
-        self.redo = (
-            ReDo(self.critic.net, cfg.plasticity.tau)
-            if isinstance(cfg.plasticity, ReDoConfig)
-            else None
-        )
-        self.updates = 0
-        self.resets = 0
+            modules = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
+            steppers = [self.step_critic, self.step_policy, self.step_alpha, self.step_bound]
+            point = ResetPoint(modules, [self.bound, *(step for step in steppers if step)])
+            self.resets = Resets(point, every=cfg.plasticity.every_updates)
+        elif isinstance(cfg.plasticity, ReDoConfig):
+            self.redo = ReDo(self.critic.net, cfg.plasticity.tau)
+            self.periods = (cfg.plasticity.every_updates,)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.bound.learns_from == "returns":
             ended = fresh.terminated | fresh.truncated
             self.bound.observe(fresh.reward, ended, self.draw_shared_uniform())
-        if self.initial is not None and self.updates // self._period() > self.resets:
-            self.resets = self.updates // self._period()
-            self.initial.restore_()
+        if self.resets is not None:
+            self.resets.restore_if_due_(self.updates)
 
     def update(self, batch: Batch) -> UpdateResult:
         rows = len(batch.reward)
-        noise = self.critic_noise.normal(rows, self.actions)
-        loss, metrics, td_error, gap, slope = self.critic_loss(batch, noise)
-        metrics["critic/grad_norm"] = self.step_critic(loss)
+        noise = self.critic_noise.normal(rows, self.action_size)
+        critic_loss = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(critic_loss.loss)
+        metrics = critic_loss.metrics | {"critic/grad_norm": grad_norm}
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
         with frozen(self.critic):
-            noise = self.policy_noise.normal(rows, self.actions)
-            loss, found, entropy = self.policy_loss(batch.obs, noise)
-            metrics |= found | {"policy/grad_norm": self.step_policy(loss)}
-        self.step_alpha(self.alpha_loss(entropy))
+            noise = self.policy_noise.normal(rows, self.action_size)
+            policy_loss = self.policy_loss(batch.obs, noise)
+            grad_norm = self.step_policy(policy_loss.loss)
+            metrics |= policy_loss.metrics | {"policy/grad_norm": grad_norm}
+        self.step_alpha(self.alpha_loss(metrics["policy/entropy"]))
         if self.step_bound is not None:
-            loss, found, mean_slope = self.bound_loss(gap, slope, batch.weight)
-            metrics |= found
-            self.step_bound(loss)
-            self.bound.follow_(mean_slope)
+            gap, slope = critic_loss.aux["gap"], critic_loss.aux["slope"]
+            bound_loss = self.bound_loss(gap, slope, batch.weight)
+            metrics |= bound_loss.metrics
+            self.step_bound(bound_loss.loss)
+            self.bound.follow_(bound_loss.aux["slope"])
         metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
-        if self.redo is not None and self.updates % self._period() == 0:
+        if self.redo is not None and self.updates % self.periods[0] == 0:
             metrics["redo/restarted"] = self.restart_dormant_(batch, self.redo)
-        return UpdateResult(metrics, td_error)
+        return UpdateResult(metrics, critic_loss.td_error)
 
-    def pattern(self, count: int) -> Pattern:
-        """Which of the coming updates end with a look for dormant units."""
-        if self.redo is None:
-            return (False,) * count
-        return every(self._period(), self.updates, count)
-
-    def critic_loss(
-        self, batch: Batch, noise: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor, Tensor]:
-        """The loss (2), metrics, and for each row the absolute error, the gap, and how the target falls with beta."""
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The loss (2). aux: for each row the gap, and the slope at which its target falls with beta."""
         target, slope = self.target(batch, noise)  # [B]
         q = self.critic(batch.obs, batch.action).float().squeeze(-1)  # [E, B]
         loss = (batch.weight * (q - target).square()).mean(-1).sum()  # (2)
@@ -245,7 +215,7 @@ class SAC(Stateful):
         q = q.detach()
         metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
         metrics["critic/spread"] = self.bound.spread(q).mean()
-        return loss, metrics, gap.abs(), gap, slope
+        return Loss(loss, metrics, {"td_error": gap.abs(), "gap": gap, "slope": slope})
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,23 +225,23 @@ class SAC(Stateful):
         value = self.bound(q) - self.alpha() * log_prob
         return batch.reward + batch.discount * value, batch.discount * self.bound.spread(q)
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """The loss (4), metrics, and the entropy of the sampled actions."""
+    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (4)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         q = self.critic(obs, action).float().squeeze(-1)
         loss = (self.alpha().detach() * log_prob - self.bound(q)).mean()  # (4)
         entropy = -log_prob.detach().mean()
-        return loss, {"policy/loss": loss.detach(), "policy/entropy": entropy}, entropy
+        return Loss(loss, {"policy/loss": loss.detach(), "policy/entropy": entropy})
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
         loss: Tensor = self.alpha() * (entropy - self.target_entropy)  # (5)
         return loss
 
-    def bound_loss(
-        self, gap: Tensor, slope: Tensor, weight: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def bound_loss(self, gap: Tensor, slope: Tensor, weight: Tensor) -> Loss:
+        """The loss (6). aux: the mean slope."""
         loss, mean_gap, mean_slope = self.bound.loss(gap, slope, weight)  # (6)
-        return loss, {"bound/loss": loss.detach(), "bound/gap": mean_gap}, mean_slope
+        metrics = {"bound/loss": loss.detach(), "bound/gap": mean_gap}
+        return Loss(loss, metrics, {"slope": mean_slope})
 
     def activity(self, obs: Obs, action: Tensor) -> list[Tensor]:
         """How active each hidden unit of the critics is, [E, H] per layer, for `restart_dormant_`."""
@@ -299,9 +269,9 @@ class SAC(Stateful):
     def _examine(self, batch: Batch) -> Tensor:
         """The loss (2), as an update would find it, with noise that no update draws."""
         noise = RandomStream(self.updates, self.critic_noise.device).normal(
-            len(batch.reward), self.actions
+            len(batch.reward), self.action_size
         )
-        return SAC.critic_loss(self, batch, noise)[0]  # not the compiled one
+        return SAC.critic_loss(self, batch, noise).loss  # not the compiled one
 
     @torch.no_grad()
     def q(self, obs: Obs, action: Tensor) -> Tensor:
@@ -312,7 +282,3 @@ class SAC(Stateful):
         """From [0, 1), the same in all processes that learn together: the angle of a mean of normal vectors."""
         (plane,) = self.step_critic.reduce([self.bound_noise.normal(2)])
         return torch.atan2(plane[..., 0], plane[..., 1]) / (2 * math.pi) % 1.0
-
-    def _period(self) -> int:
-        assert self.cfg.plasticity is not None
-        return self.cfg.plasticity.every_updates

@@ -37,30 +37,29 @@ the time, so that the error of the critic's targets becomes small. Everything el
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.contract import Pattern, Stateful, check_tau, flat_actions
+from fleetfoot.agents.checks import check_tau, flat_actions
+from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
+from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.encode import Encoder, ObsNorms, QNetwork
+from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
-from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.pessimism import FixedBoundConfig, LearnedBoundConfig
-from fleetfoot.nn.reset import ResetPoint
+from fleetfoot.nn.reset import ResetPoint, Resets
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig, SGDConfig
-from fleetfoot.rng import RandomStream, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
-Metrics = dict[str, Tensor]
 NET = MLPConfig(hidden=(256, 256), start="orthogonal")
 
 
@@ -99,82 +98,64 @@ class VPLConfig:
 
 
 class VPL(Stateful):
-    losses: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss", "alpha_loss", "bound_loss")
-    kept = (
+    compiled_methods: ClassVar = ("critic_loss", "policy_loss", "alpha_loss", "bound_loss")
+    periods = ()
+    state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "bound"),
         *("step_policy", "step_critic", "step_alpha", "step_bound"),
-        *("critic_noise", "policy_noise", "bound_noise"),
+        *("critic_noise", "policy_noise", "bound_noise", "resets"),
     )
-    counted = ("updates", "resets")
 
     def __init__(
         self, cfg: VPLConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
     ):
-        self.cfg, self.device = cfg, device
-        self.actions = flat_actions("VPL", spec)
-        self.target_entropy = cfg.target_entropy_per_action * self.actions
-        self.critic_noise, self.policy_noise, self.bound_noise = (
-            RandomStream(seed + i, device) for i in range(3)
-        )
+        self.cfg, self.device, self.updates = cfg, device, 0
+        self.action_size = flat_actions("VPL", spec)
+        self.target_entropy = cfg.target_entropy_per_action * self.action_size
+        self.critic_noise, self.policy_noise, self.bound_noise = random_streams(seed, 3, device)
+        bounds = {"log_std": (cfg.log_std_min, cfg.log_std_max), "head_gains": ORTHOGONAL}
         with seeded_init(seed):
             self.norms = ObsNorms(spec, cfg.normalize_obs)
-            see = Encoder(spec, "actor", self.norms.actor, cfg.task_embedding)
-            self.gaussian = Gaussian(
-                see,
-                cfg.policy_net,
-                self.actions,
-                log_std_min=cfg.log_std_min,
-                log_std_max=cfg.log_std_max,
-                head_gains=(math.sqrt(2.0), 1.0),
-            ).to(device)
-            see = Encoder(spec, "critic", self.norms.critic, cfg.task_embedding)
-            self.critic = QNetwork(see, cfg.critic_net, self.actions, 1, 2).to(device)
-        self.policy, self.behaviour = Greedy(self.gaussian), Sampled(self.gaussian)
+            encoder = self.norms.encoder("actor", cfg.task_embedding)
+            self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, **bounds)
+            encoder = self.norms.encoder("critic", cfg.task_embedding)
+            self.critic = QNetwork(encoder, cfg.critic_net, self.action_size, 1, 2).to(device)
+        self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
-        self.step_critic = cfg.critic_optim.build(
-            self.critic.parameters(), total_updates, self.critic.constrain_
-        )
-        self.step_policy = cfg.policy_optim.build(
-            self.gaussian.parameters(), total_updates, self.gaussian.constrain_
-        )
-        self.step_alpha = cfg.alpha_optim.build(self.alpha.parameters(), total_updates)
-        steppers = [self.step_critic, self.step_policy, self.step_alpha]
+        self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
+        self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
+        self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)
         self.step_bound = None
         if self.bound.learns_from != "nothing":
-            self.step_bound = cfg.bound_optim.build(
-                self.bound.parameters(), total_updates, self.bound.constrain_
-            )
-            steppers.append(self.step_bound)
-        self.initial = None
+            self.step_bound = cfg.bound_optim.build(self.bound, total_updates)
+        self.resets = None
         if cfg.reset_every_updates:
-            kept = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
-            self.initial = ResetPoint(kept, [*steppers, self.bound])
-        self.updates = 0
-        self.resets = 0
+            modules = [self.gaussian, self.critic, self.critic_target, self.alpha, self.bound]
+            steppers = [self.step_critic, self.step_policy, self.step_alpha, self.step_bound]
+            point = ResetPoint(modules, [self.bound, *(step for step in steppers if step)])
+            self.resets = Resets(point, every=cfg.reset_every_updates)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
-        if self.initial is not None and self._resets_due() > self.resets:
-            self.resets = self._resets_due()
-            self.initial.restore_()
-
-    def _resets_due(self) -> int:
-        return self.updates // self.cfg.reset_every_updates
+        if self.resets is not None:
+            self.resets.restore_if_due_(self.updates)
 
     def update(self, batch: Batch) -> UpdateResult:
         apart, batch = batch.held_out, batch._replace(held_out=None)
         rows = len(batch.reward)
-        noise = self.critic_noise.normal(rows, self.actions)
-        loss, metrics, td_error = self.critic_loss(batch, noise)
-        metrics["critic/grad_norm"] = self.step_critic(loss)
+        noise = self.critic_noise.normal(rows, self.action_size)
+        critic_loss = self.critic_loss(batch, noise)
+        grad_norm = self.step_critic(critic_loss.loss)
+        metrics = critic_loss.metrics | {"critic/grad_norm": grad_norm}
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (3)
         with frozen(self.critic):
-            noise = self.policy_noise.normal(rows, self.actions)
-            loss, found, entropy = self.policy_loss(batch.obs, noise)
-            metrics |= found | {"policy/grad_norm": self.step_policy(loss)}
-        self.step_alpha(self.alpha_loss(entropy))
+            noise = self.policy_noise.normal(rows, self.action_size)
+            policy_loss = self.policy_loss(batch.obs, noise)
+            grad_norm = self.step_policy(policy_loss.loss)
+            metrics |= policy_loss.metrics | {"policy/grad_norm": grad_norm}
+        self.step_alpha(self.alpha_loss(metrics["policy/entropy"]))
         if self.step_bound is not None:
             rows_for_beta = batch if self.bound.learns_from == "batch" else apart
             if rows_for_beta is None:
@@ -182,21 +163,17 @@ class VPL(Stateful):
                     "VPL learns its pessimism from rows held out: use --replay.sampler "
                     "HeldOutUniformConfig, or a bound that learns from the batch."
                 )
-            noise = self.bound_noise.normal(len(rows_for_beta.reward), self.actions)
-            loss, found, slope = self.bound_loss(rows_for_beta, noise)
-            metrics |= found
-            self.step_bound(loss)
-            self.bound.follow_(slope)
+            noise = self.bound_noise.normal(len(rows_for_beta.reward), self.action_size)
+            bound_loss = self.bound_loss(rows_for_beta, noise)
+            metrics |= bound_loss.metrics
+            self.step_bound(bound_loss.loss)
+            self.bound.follow_(bound_loss.aux["slope"])
         metrics |= {"bound/beta": self.bound.beta().clone(), "policy/alpha": self.alpha().detach()}
         self.updates += 1
-        return UpdateResult(metrics, td_error)
+        return UpdateResult(metrics, critic_loss.td_error)
 
-    def pattern(self, count: int) -> Pattern:
-        """All updates are alike."""
-        return (False,) * count
-
-    def critic_loss(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss (2), metrics, and for each row the absolute error."""
+    def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
+        """The loss (2)."""
         target, _ = self.target(batch, noise)  # [B]
         q = self.critic(batch.obs, batch.action).float().squeeze(-1)  # [E, B]
         loss = (batch.weight * (q - target).square()).mean(-1).sum()  # (2)
@@ -208,7 +185,7 @@ class VPL(Stateful):
             "critic/spread": self.bound.spread(q).mean(),
             "critic/gap": gap.mean(),
         }
-        return loss, metrics, gap.abs()
+        return Loss(loss, metrics, {"td_error": gap.abs()})
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,26 +195,26 @@ class VPL(Stateful):
         value = self.bound(q) - self.alpha() * log_prob
         return batch.reward + batch.discount * value, batch.discount * self.bound.spread(q)
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss (4), metrics, and the entropy of the sampled actions."""
+    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
+        """The loss (4)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         q = self.critic(obs, action).float().squeeze(-1)
         own = self.cfg.policy_beta
         value = self.bound(q) if own is None else q.mean(0) - own * self.bound.spread(q)
         loss = (self.alpha().detach() * log_prob - value).mean()  # (4)
         entropy = -log_prob.detach().mean()
-        return loss, {"policy/loss": loss.detach(), "policy/entropy": entropy}, entropy
+        return Loss(loss, {"policy/loss": loss.detach(), "policy/entropy": entropy})
 
     def alpha_loss(self, entropy: Tensor) -> Tensor:
         return self.alpha() * (entropy - self.target_entropy)  # (5)
 
-    def bound_loss(self, rows: Batch, noise: Tensor) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss (6), metrics, and the mean of -d target / d beta. Nothing but beta gets a gradient."""
+    def bound_loss(self, rows: Batch, noise: Tensor) -> Loss:
+        """The loss (6). Nothing but beta gets a gradient. aux: the mean slope, -d target / d beta."""
         target, slope = self.target(rows, noise)
         with torch.no_grad():
             q = self.critic(rows.obs, rows.action).float().squeeze(-1)  # [E, B]
         loss, gap, slope = self.bound.loss(target - q.mean(0), slope, rows.weight)
-        return loss, {"bound/loss": loss.detach(), "bound/gap": gap}, slope
+        return Loss(loss, {"bound/loss": loss.detach(), "bound/gap": gap}, {"slope": slope})
 
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
         critic, policy = self.critic, self.gaussian
@@ -245,9 +222,8 @@ class VPL(Stateful):
 
     def _examine(self, rows: Batch) -> Tensor:
         """The loss (2), as an update would find it, with noise that no update draws."""
-        noise = RandomStream(self.updates, self.device).normal(len(rows.reward), self.actions)
-        loss, _, _ = VPL.critic_loss(self, rows, noise)  # not the compiled one
-        return loss
+        noise = RandomStream(self.updates, self.device).normal(len(rows.reward), self.action_size)
+        return VPL.critic_loss(self, rows, noise).loss  # not the compiled one
 
     @torch.no_grad()
     def q(self, obs: Obs, action: Tensor) -> Tensor:

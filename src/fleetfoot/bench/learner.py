@@ -15,7 +15,7 @@ from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
 from fleetfoot.bench.rates import wait
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import EagerLearner, Mode, Precision, learner
+from fleetfoot.execution import EagerLearner, Mode, Precision, make_learner
 from fleetfoot.nn.linear import Linear
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
@@ -51,9 +51,9 @@ SIZES: dict[str, Size] = {
     "simba": Size(128, 151, None, 61, 8_192, SIMBA),
     "humanoid-bench": Size(128, 151, None, 61, 32_768, FastTD3Config()),
     "isaac": Size(
-        4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, atoms=251), 4, n_step=8
+        4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, num_atoms=251), 4, n_step=8
     ),
-    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(atoms=11), stored=1024),
+    "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(num_atoms=11), stored=1024),
 }
 
 
@@ -177,7 +177,7 @@ def build(
     for transition in noise(spec, rows):
         agent.observe(transition)
         replay.append(transition)
-    learn = learner(agent, replay, size.batch, precision=precision, mode=mode, device=device)
+    learn = make_learner(agent, replay, size.batch, precision=precision, mode=mode, device=device)
     return agent, replay, learn
 
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetfoot import api, recipes
+from fleetfoot import api, checkpoint, recipes
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
 from fleetfoot.cli.run_folder import command_line, program
 from fleetfoot.errors import UserError
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.run.folder import load_own_parts
+from fleetfoot.run.folder import has_checkpoint, load_own_parts, seed_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class Options:
     video: bool = True
     """Film the best policy at the end."""
     seeds: int = 1
-    """Train so many seeds, from --seed on, as one batched computation; each has a run folder of its own."""
+    """Train so many seeds, from --seed on, each in a run folder of its own: as one batched computation where the recipe
+    allows it, otherwise one after the other."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -75,16 +76,23 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
 
 
 def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
-    """Say what came out of each seed, and of all together."""
-    finished = all(result.finished for result in results)
-    for result in results:
-        print(f"{result.folder}   last {result.last_return:,.1f}, best {result.best_return:,.1f}")
-    last = [result.last_return for result in results]
-    print(f"mean of {len(last)} seeds: last {sum(last) / len(last):,.1f}")
-    if not finished:
-        print("interrupted and saved; to go on:")
-        print("  " + command_line("resume", results[0].folder.parent, imports=imports))
-    return 0 if finished else INTERRUPTED
+    """Say what came out of each seed, and of all together. Seeds that were finished before have no result now."""
+    place = results[0].folder.parent
+    returns = []
+    for folder in seed_folders(place):
+        if not has_checkpoint(folder):
+            print(f"{folder}   not begun")
+            continue
+        state = checkpoint.load(folder, with_replay=False).state
+        print(f"{folder}   last {state['last_return']:,.1f}, best {state['best_return']:,.1f}")
+        returns.append(state["last_return"])
+    if returns:
+        print(f"mean of {len(returns)} seeds: last {sum(returns) / len(returns):,.1f}")
+    if all(result.finished for result in results):
+        return 0
+    print("interrupted and saved; to go on:")
+    print("  " + command_line("resume", place, imports=imports))
+    return INTERRUPTED
 
 
 def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> str:

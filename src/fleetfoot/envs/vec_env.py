@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -70,9 +70,7 @@ class EnvConfig(Protocol):
         ...
 
 
-@runtime_checkable
-class OnHost(Protocol):
-    """What an `EnvConfig` may say besides, in a class variable that is true: its environments are simulated on the CPU,
-    whatever device they hand their tensors to. Several sets then travel to that device together."""
-
-    on_host: ClassVar[bool]
+def simulated_on_cpu(config: EnvConfig) -> bool:
+    """Are these environments simulated on the CPU, whatever device they hand their tensors to? A config says so in a
+    class variable `on_host`, which is true; those that say nothing simulate on the device they are built for."""
+    return bool(getattr(config, "on_host", False))

@@ -31,19 +31,19 @@ class BroNetConfig:
     head_bias: bool = True
     """The output layer has a bias."""
 
-    def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
+    def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         if self.width < 1 or self.blocks < 0:
             raise UserError(
                 f"a BroNet has a width of 1 or more and 0 or more blocks, not {self.width} and {self.blocks}."
             )
-        return BroNet(self, inputs, outputs, members)
+        return BroNet(self, inputs, outputs, ensemble_size)
 
 
 def dense(
-    inputs: int, outputs: int, members: int | None, gain: float = GAIN, bias: bool = True
+    inputs: int, outputs: int, ensemble_size: int | None, gain: float = GAIN, bias: bool = True
 ) -> Linear:
     """An affine map with orthogonal weights and no offset at the start."""
-    layer = Linear(inputs, outputs, members, bias=bias)
+    layer = Linear(inputs, outputs, ensemble_size, bias=bias)
     orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -51,10 +51,10 @@ def dense(
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, members: int | None):
+    def __init__(self, width: int, ensemble_size: int | None):
         super().__init__()
-        self.w1, self.norm1 = dense(width, width, members), LayerNorm(width, members)
-        self.w2, self.norm2 = dense(width, width, members), LayerNorm(width, members)
+        self.w1, self.norm1 = dense(width, width, ensemble_size), LayerNorm(width, ensemble_size)
+        self.w2, self.norm2 = dense(width, width, ensemble_size), LayerNorm(width, ensemble_size)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.norm1(self.w1(x)))
@@ -63,11 +63,14 @@ class Block(nn.Module):
 
 
 class BroNet(Network):
-    def __init__(self, cfg: BroNetConfig, inputs: int, outputs: int, members: int | None):
+    def __init__(self, cfg: BroNetConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
-        self.embed, self.norm = dense(inputs, cfg.width, members), LayerNorm(cfg.width, members)
-        self.blocks = nn.Sequential(*(Block(cfg.width, members) for _ in range(cfg.blocks)))
-        self.head = dense(cfg.width, outputs, members, cfg.head_gain, cfg.head_bias)
+        self.embed, self.norm = (
+            dense(inputs, cfg.width, ensemble_size),
+            LayerNorm(cfg.width, ensemble_size),
+        )
+        self.blocks = nn.Sequential(*(Block(cfg.width, ensemble_size) for _ in range(cfg.blocks)))
+        self.head = dense(cfg.width, outputs, ensemble_size, cfg.head_gain, cfg.head_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.embed(x)))

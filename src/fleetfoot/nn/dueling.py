@@ -8,12 +8,12 @@ from fleetfoot.nn.network import Network, NetworkConfig
 
 
 class ActionHead(Network):
-    """[B, in] -> [B, actions, K]: one network says everything."""
+    """[B, in] -> [B, num_actions, K]: one network says everything."""
 
-    def __init__(self, net: NetworkConfig, inputs: int, actions: int, outputs: int):
+    def __init__(self, net: NetworkConfig, inputs: int, num_actions: int, outputs: int):
         super().__init__()
-        self.shape = (actions, outputs)
-        self.net = net.build(inputs, actions * outputs)
+        self.shape = (num_actions, outputs)
+        self.net = net.build(inputs, num_actions * outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x).view(-1, *self.shape)
@@ -23,20 +23,20 @@ class ActionHead(Network):
 
 
 class DuelingHead(Network):
-    """[B, in] -> [B, actions, K]: the value of the state plus the advantage of each action (Wang et al. 2016).
+    """[B, in] -> [B, num_actions, K]: the value of the state plus the advantage of each action (Wang et al. 2016).
 
     q = v + a - mean_a a. Without the mean, v and a could shift against each other and mean nothing by themselves. For
     distributions the same holds for the logits of each atom.
     """
 
-    def __init__(self, net: NetworkConfig, inputs: int, actions: int, outputs: int):
+    def __init__(self, net: NetworkConfig, inputs: int, num_actions: int, outputs: int):
         super().__init__()
-        self.shape = (actions, outputs)
+        self.shape = (num_actions, outputs)
         self.value = net.build(inputs, outputs)
-        self.advantage = net.build(inputs, actions * outputs)
+        self.advantage = net.build(inputs, num_actions * outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        advantage = self.advantage(x).view(-1, *self.shape)  # [B, actions, K]
+        advantage = self.advantage(x).view(-1, *self.shape)  # [B, num_actions, K]
         centred = advantage - advantage.mean(1, keepdim=True)
         return self.value(x).unsqueeze(1) + centred
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from fleetfoot.data import EnvSpec, Obs
 from fleetfoot.nn.embed import Embedding, TaskEmbedding
 from fleetfoot.nn.network import Network, NetworkConfig
-from fleetfoot.nn.normalize import Identity, RunningNorm
+from fleetfoot.nn.normalize import Clamped, Identity, RunningNorm
+
+View = Literal["actor", "critic"]
 
 
 class Encoder(nn.Module):
@@ -22,7 +24,7 @@ class Encoder(nn.Module):
     def __init__(
         self,
         spec: EnvSpec,
-        view: Literal["actor", "critic"],
+        view: View,
         norm: nn.Module,
         embedding: int | Embedding | None,
     ):
@@ -53,11 +55,18 @@ class QNetwork(nn.Module):
     """(Obs, action) -> [E, B, outputs]: an ensemble of critics as one batched network."""
 
     def __init__(
-        self, encoder: Encoder, net: NetworkConfig, actions: int, outputs: int, members: int
+        self,
+        encoder: Encoder,
+        net: NetworkConfig,
+        action_size: int,
+        outputs: int,
+        ensemble_size: int,
     ):
         super().__init__()
         self.encoder = encoder
-        self.net: Network = net.build(encoder.size + actions, outputs, members=members)
+        self.net: Network = net.build(
+            encoder.size + action_size, outputs, ensemble_size=ensemble_size
+        )
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         return self.net(torch.cat([self.encoder(obs), action], dim=-1))
@@ -70,10 +79,10 @@ class QNetwork(nn.Module):
 class TanhPolicy(nn.Module):
     """Obs -> action in [-1, 1]."""
 
-    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+    def __init__(self, encoder: Encoder, net: NetworkConfig, action_size: int):
         super().__init__()
         self.encoder = encoder
-        self.net = net.build(encoder.size, actions)
+        self.net = net.build(encoder.size, action_size)
 
     def forward(self, obs: Obs) -> Tensor:
         return torch.tanh(self.net(self.encoder(obs)).float())
@@ -92,8 +101,16 @@ class ObsNorms(nn.Module):
         def make(shape: tuple[int, ...]) -> RunningNorm | Identity:
             return RunningNorm(shape) if enabled else Identity()
 
+        self.spec = spec
         self.actor = make(spec.obs_shape)
         self.critic = self.actor if spec.critic_shape is None else make(spec.critic_shape)
+
+    def encoder(
+        self, view: View, embedding: int | Embedding | None, clamp: float | None = None
+    ) -> Encoder:
+        """A new encoder of one view; `clamp`: the bound of normalised observations, if they have one."""
+        norm: nn.Module = self.actor if view == "actor" else self.critic
+        return Encoder(self.spec, view, norm if clamp is None else Clamped(norm, clamp), embedding)
 
     def update(self, obs: Obs) -> None:
         self.actor.update(obs.actor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -11,28 +13,30 @@ from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.ops.squash import squashed_sample
 
+ORTHOGONAL = (math.sqrt(2.0), 1.0)  # the usual gains of the heads
+
 
 class Gaussian(nn.Module):
     """Obs -> mean and log std of the Gaussian before tanh, [B, A] each.
 
-    log std = low + (high - low) (1 + tanh(raw)) / 2. With `head_gains` the weights of the two heads start orthogonal,
-    each with its own gain, and their biases at zero; without, as the network starts its output layer.
+    log std = low + (high - low) (1 + tanh(raw)) / 2, with `log_std` = (low, high). With `head_gains` the weights of the
+    two heads start orthogonal, each with its own gain, and their biases at zero; without, as the network starts its
+    output layer.
     """
 
     def __init__(
         self,
         encoder: Encoder,
         net: NetworkConfig,
-        actions: int,
+        action_size: int,
         *,
-        log_std_min: float,
-        log_std_max: float,
+        log_std: tuple[float, float],
         head_gains: tuple[float, float] | None = None,
     ):
         super().__init__()
-        self.low, self.high = log_std_min, log_std_max
+        self.low, self.high = log_std
         self.encoder = encoder
-        self.net = net.build(encoder.size, 2 * actions)
+        self.net = net.build(encoder.size, 2 * action_size)
         if head_gains is not None:
             head = self.net.get_submodule("head")
             assert isinstance(head, Linear)

@@ -11,7 +11,7 @@ from fleetfoot.ops.affine import affine
 
 
 class Linear(nn.Module):
-    """x @ weight + bias. With `members=E`: [E, B, in] or a shared [B, in] -> [E, B, out]; without: [B, in] -> [B, out].
+    """x @ weight + bias, [B, in] -> [B, out]. With `ensemble_size` E: [E, B, in], or a shared [B, in], -> [E, B, out].
 
     Weights are stored input-first, so a batched ensemble is one `baddbmm`. Initialised like torch's own Linear. With
     `relu` a ReLU follows, which on a GPU is part of the product.
@@ -21,12 +21,12 @@ class Linear(nn.Module):
         self,
         inputs: int,
         outputs: int,
-        members: int | None = None,
+        ensemble_size: int | None = None,
         bias: bool = True,
         relu: bool = False,
     ):
         super().__init__()
-        lead = () if members is None else (members,)
+        lead = () if ensemble_size is None else (ensemble_size,)
         self.relu = relu
         self.weight = nn.Parameter(torch.empty(*lead, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(*lead, outputs)) if bias else None
@@ -43,9 +43,9 @@ class Linear(nn.Module):
 class LayerNorm(nn.Module):
     """Layer normalisation over the last axis, with a gain and bias per ensemble member."""
 
-    def __init__(self, width: int, members: int | None = None, eps: float = 1e-6):
+    def __init__(self, width: int, ensemble_size: int | None = None, eps: float = 1e-6):
         super().__init__()
-        lead = () if members is None else (members, 1)
+        lead = () if ensemble_size is None else (ensemble_size, 1)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(*lead, width))
         self.bias = nn.Parameter(torch.zeros(*lead, width))

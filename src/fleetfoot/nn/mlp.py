@@ -39,7 +39,7 @@ def hidden_layers(
     hidden: tuple[int, ...],
     layer_norm: bool,
     activation: tuple[Activation, ...],
-    members: int | None,
+    ensemble_size: int | None,
     spectral_norm: bool = False,
 ) -> nn.Sequential:
     """Linear layer, LayerNorm if asked for, activation: once per width. One activation serves all layers."""
@@ -58,16 +58,16 @@ def hidden_layers(
         # Widths count features: a layer with CReLU has half as many units, and the next layer sees as much as ever.
         units = width // 2 if name == "crelu" else width
         at_once = name == "relu" and not layer_norm
-        layers.append(kind(width_in, units, members, relu=at_once))
+        layers.append(kind(width_in, units, ensemble_size, relu=at_once))
         if layer_norm:
-            layers.append(LayerNorm(units, members))
+            layers.append(LayerNorm(units, ensemble_size))
         if not at_once:
             layers.append(ACTIVATIONS[name]())
     return nn.Sequential(*layers)
 
 
-def _head(inputs: int, outputs: int, members: int | None, std: float | None) -> Linear:
-    head = Linear(inputs, outputs, members)
+def _head(inputs: int, outputs: int, ensemble_size: int | None, std: float | None) -> Linear:
+    head = Linear(inputs, outputs, ensemble_size)
     if std is not None and head.bias is not None:
         nn.init.normal_(head.weight, 0.0, std)
         nn.init.zeros_(head.bias)
@@ -91,18 +91,18 @@ class MLPConfig:
     start: Start = "torch"
     """orthogonal: all weights orthogonal with gain sqrt 2, all biases zero."""
 
-    def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
-        return MLP(self, inputs, outputs, members)
+    def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
+        return MLP(self, inputs, outputs, ensemble_size)
 
 
 class MLP(Network):
-    def __init__(self, cfg: MLPConfig, inputs: int, outputs: int, members: int | None):
+    def __init__(self, cfg: MLPConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.cfg = cfg
         self.body = hidden_layers(
-            inputs, cfg.hidden, cfg.layer_norm, cfg.activation, members, cfg.spectral_norm
+            inputs, cfg.hidden, cfg.layer_norm, cfg.activation, ensemble_size, cfg.spectral_norm
         )
-        self.head = _head((inputs, *cfg.hidden)[-1], outputs, members, cfg.head_std)
+        self.head = _head((inputs, *cfg.hidden)[-1], outputs, ensemble_size, cfg.head_std)
         if cfg.start == "orthogonal":
             for layer in self.body:
                 if isinstance(layer, Linear):
@@ -141,18 +141,18 @@ class SimNormMLPConfig:
     temperature: float = 1.0
     head_std: float | None = None
 
-    def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
-        return SimNormMLP(self, inputs, outputs, members)
+    def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
+        return SimNormMLP(self, inputs, outputs, ensemble_size)
 
 
 class SimNormMLP(Network):
-    def __init__(self, cfg: SimNormMLPConfig, inputs: int, outputs: int, members: int | None):
+    def __init__(self, cfg: SimNormMLPConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.cfg = cfg
         codes = cfg.groups * cfg.group_size
-        self.body = MLP(MLPConfig(hidden=cfg.hidden), inputs, codes, members)
-        self.norm = LayerNorm(codes, members, eps=1e-5)
-        self.head = _head(codes, outputs, members, cfg.head_std)
+        self.body = MLP(MLPConfig(hidden=cfg.hidden), inputs, codes, ensemble_size)
+        self.norm = LayerNorm(codes, ensemble_size, eps=1e-5)
+        self.head = _head(codes, outputs, ensemble_size, cfg.head_std)
 
     def forward(self, x: Tensor) -> Tensor:
         codes = self.norm(self.body(x))

@@ -49,6 +49,18 @@ class RunningNorm(nn.Module):
         return (x - self.shift) * self.scale
 
 
+class Clamped(nn.Module):
+    """A normaliser whose results stay within bounds."""
+
+    def __init__(self, norm: nn.Module, bound: float):
+        super().__init__()
+        self.norm, self.bound = norm, bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(x)
+        return normed.clamp(-self.bound, self.bound)
+
+
 class Identity(nn.Module):
     """Observations as they are, numbers in float32 and pictures in bytes; `update` learns nothing."""
 

@@ -16,7 +16,7 @@ from fleetfoot.config import part
 from fleetfoot.data import Obs
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.encode import Encoder
-from fleetfoot.nn.gaussian import Gaussian
+from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.ops.squash import squashed_sample
 
@@ -33,7 +33,7 @@ class Optimist(nn.Module):
 
 class OptimistConfig(Protocol):
     def build(
-        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
+        self, encoder: Encoder, action_size: int, log_std: tuple[float, float]
     ) -> Optimist: ...
 
 
@@ -43,17 +43,15 @@ class DeltaConfig:
 
     net: NetworkConfig = BroNetConfig(width=256, blocks=1, head_gain=0.01, head_bias=False)
 
-    def build(
-        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
-    ) -> Optimist:
-        return Delta(encoder, self.net, actions)
+    def build(self, encoder: Encoder, action_size: int, log_std: tuple[float, float]) -> Optimist:
+        return Delta(encoder, self.net, action_size)
 
 
 class Delta(Optimist):
-    def __init__(self, encoder: Encoder, net: NetworkConfig, actions: int):
+    def __init__(self, encoder: Encoder, net: NetworkConfig, action_size: int):
         super().__init__()
         self.encoder = encoder
-        self.net = net.build(encoder.size + actions, actions)
+        self.net = net.build(encoder.size + action_size, action_size)
 
     def forward(self, obs: Obs, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         shift = self.net(torch.cat([self.encoder(obs), mean], dim=-1)).float()
@@ -69,15 +67,13 @@ class IndependentConfig:
     """An actor of its own, which sees nothing but the observation (DAC)."""
 
     net: NetworkConfig = BroNetConfig(width=256, blocks=1)
-    head_gains: tuple[float, float] = (math.sqrt(2.0), 1.0)
+    head_gains: tuple[float, float] = ORTHOGONAL
     """Of the orthogonal weights for mean and log std at the start."""
 
-    def build(
-        self, encoder: Encoder, actions: int, log_std_min: float, log_std_max: float
-    ) -> Optimist:
-        bounds = {"log_std_min": log_std_min, "log_std_max": log_std_max}
+    def build(self, encoder: Encoder, action_size: int, log_std: tuple[float, float]) -> Optimist:
+        gains = self.head_gains
         return Independent(
-            Gaussian(encoder, self.net, actions, head_gains=self.head_gains, **bounds)
+            Gaussian(encoder, self.net, action_size, log_std=log_std, head_gains=gains)
         )
 
 

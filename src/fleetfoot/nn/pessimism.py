@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
+from fleetfoot.ops import ensemble
 
 Source: TypeAlias = Literal["nothing", "batch", "held_out", "returns"]
 LEAST = 1e-3  # the least beta of a softplus
@@ -41,8 +42,8 @@ class Bound(nn.Module):
         return self.level.detach()
 
     def spread(self, q: Tensor) -> Tensor:
-        """How far the critics disagree, [E, B] -> [B]. Its gradient is finite where they agree."""
-        return (q - q.mean(0)).abs().mean(0)
+        """How far the critics disagree, [E, B] -> [B]."""
+        return ensemble.spread(q)
 
     def forward(self, q: Tensor) -> Tensor:
         return q.mean(0) - self.beta() * self.spread(q)

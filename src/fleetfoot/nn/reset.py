@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class ResetPoint:
     recordings of an update stay valid.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], steppers: Sequence[Restartable]):
+    def __init__(self, modules: Iterable[nn.Module], steppers: Iterable[Restartable]):
         self.modules = list(modules)
         self.steppers = list(steppers)
         self.weights = [parameter.detach().clone() for parameter in self._parameters()]
@@ -41,6 +41,26 @@ class ResetPoint:
         return [parameter for module in self.modules for parameter in module.parameters()]
 
 
-def due(at: Sequence[int], before: int, now: int) -> bool:
-    """Has a count that went from `before` to `now` reached one of the numbers `at`?"""
-    return any(before < number <= now for number in at)
+class Resets:
+    """Decides when to return to a `ResetPoint`: where a count (of updates, or of env steps) reaches one of the numbers
+    `at`, or a multiple of `every` (0: none)."""
+
+    def __init__(self, point: ResetPoint, *, at: Sequence[int] = (), every: int = 0):
+        self.point, self.at, self.every = point, at, every
+        self.made = 0  # marks reached so far
+
+    def restore_if_due_(self, count: int) -> bool:
+        """To be called with a count that never falls; several marks at once are one reset. Was it due?"""
+        reached = sum(mark <= count for mark in self.at)
+        reached += count // self.every if self.every else 0
+        if reached <= self.made:
+            return False
+        self.made = reached
+        self.point.restore_()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.made = state["made"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.data import EnvSpec
+
 
 class RewardScale(nn.Module):
     """Divide rewards by max(std(G), max|G| / g_max), where G is the running discounted return of each environment.
@@ -29,6 +31,12 @@ class RewardScale(nn.Module):
         self.register_buffer("count", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("largest", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("divisor", torch.ones(tasks))
+
+    @staticmethod
+    def into(v_min: float, v_max: float, spec: EnvSpec, gamma: float) -> RewardScale:
+        """Of one set of environments, for critics whose values lie between the two bounds."""
+        g_max = min(abs(v_min), abs(v_max))
+        return RewardScale(spec.num_envs, max(1, len(spec.tasks)), gamma, g_max)
 
     @torch.no_grad()
     def update(self, reward: Tensor, ended: Tensor, task: Tensor | None) -> None:

@@ -39,8 +39,8 @@ class SimbaV2Config:
     blocks: int = 2
     variant: Variant = "faithful"
 
-    def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
-        return SimbaV2(self, inputs, outputs, members)
+    def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
+        return SimbaV2(self, inputs, outputs, ensemble_size)
 
 
 def l2norm(x: Tensor) -> Tensor:
@@ -52,11 +52,11 @@ class Scaler(nn.Module):
     """A learned vector that multiplies features."""
 
     def __init__(
-        self, width: int, init: float, scale: float, variant: Variant, members: int | None
+        self, width: int, init: float, scale: float, variant: Variant, ensemble_size: int | None
     ):
         super().__init__()
         start = scale if variant == "faithful" else init * scale
-        lead = () if members is None else (members, 1)
+        lead = () if ensemble_size is None else (ensemble_size, 1)
         self.ratio = init / scale
         self.parameter = nn.Parameter(torch.full((*lead, width), start))
 
@@ -67,8 +67,8 @@ class Scaler(nn.Module):
 class Dense(Linear):
     """A biasless layer with orthogonal weights; `constrain_` makes every output unit's weights unit length."""
 
-    def __init__(self, inputs: int, outputs: int, members: int | None):
-        super().__init__(inputs, outputs, members, bias=False)
+    def __init__(self, inputs: int, outputs: int, ensemble_size: int | None):
+        super().__init__(inputs, outputs, ensemble_size, bias=False)
         orthogonal_(self.weight)
 
     @torch.no_grad()
@@ -77,15 +77,15 @@ class Dense(Linear):
 
 
 class Block(nn.Module):
-    def __init__(self, cfg: SimbaV2Config, members: int | None):
+    def __init__(self, cfg: SimbaV2Config, ensemble_size: int | None):
         super().__init__()
         h = cfg.width
         gain = math.sqrt(2.0 / h) / math.sqrt(EXPANSION)
-        self.w1 = Dense(h, EXPANSION * h, members)
-        self.scaler = Scaler(EXPANSION * h, gain, gain, cfg.variant, members)
-        self.w2 = Dense(EXPANSION * h, h, members)
+        self.w1 = Dense(h, EXPANSION * h, ensemble_size)
+        self.scaler = Scaler(EXPANSION * h, gain, gain, cfg.variant, ensemble_size)
+        self.w2 = Dense(EXPANSION * h, h, ensemble_size)
         alpha = 1.0 / (cfg.blocks + 1)
-        self.alpha = Scaler(h, alpha, 1.0 / math.sqrt(h), cfg.variant, members)
+        self.alpha = Scaler(h, alpha, 1.0 / math.sqrt(h), cfg.variant, ensemble_size)
 
     def forward(self, x: Tensor) -> Tensor:
         m = l2norm(self.w2(F.relu(self.scaler(self.w1(x))) + 1e-8))
@@ -93,18 +93,18 @@ class Block(nn.Module):
 
 
 class SimbaV2(Network):
-    def __init__(self, cfg: SimbaV2Config, inputs: int, outputs: int, members: int | None):
+    def __init__(self, cfg: SimbaV2Config, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         h = cfg.width
         gain = math.sqrt(2.0 / h)
         self.cfg = cfg
-        self.embed = Dense(inputs + 1, h, members)
-        self.embed_scaler = Scaler(h, gain, gain, cfg.variant, members)
-        self.blocks = nn.Sequential(*(Block(cfg, members) for _ in range(cfg.blocks)))
-        self.pre_head = Dense(h, h, members)
-        self.head_scaler = Scaler(h, 1.0, 1.0, cfg.variant, members)
-        self.head = Dense(h, outputs, members)
-        lead = () if members is None else (members, 1)
+        self.embed = Dense(inputs + 1, h, ensemble_size)
+        self.embed_scaler = Scaler(h, gain, gain, cfg.variant, ensemble_size)
+        self.blocks = nn.Sequential(*(Block(cfg, ensemble_size) for _ in range(cfg.blocks)))
+        self.pre_head = Dense(h, h, ensemble_size)
+        self.head_scaler = Scaler(h, 1.0, 1.0, cfg.variant, ensemble_size)
+        self.head = Dense(h, outputs, ensemble_size)
+        lead = () if ensemble_size is None else (ensemble_size, 1)
         self.head_bias = nn.Parameter(torch.zeros(*lead, outputs))
         self.constrain_()
 

@@ -30,12 +30,12 @@ class SpectralLinear(Linear):
         self,
         inputs: int,
         outputs: int,
-        members: int | None = None,
+        ensemble_size: int | None = None,
         bias: bool = True,
         relu: bool = False,
     ):
-        super().__init__(inputs, outputs, members, bias, relu)
-        lead = () if members is None else (members,)
+        super().__init__(inputs, outputs, ensemble_size, bias, relu)
+        lead = () if ensemble_size is None else (ensemble_size,)
         self.register_buffer("u", torch.randn(*lead, inputs))
         self.register_buffer("v", torch.randn(*lead, outputs))
         self.iterate_()

@@ -69,11 +69,11 @@ def fused_affine(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 def _room(x: Tensor, weight: Tensor) -> Tensor:
     """[E, B, out]; behind one wide product the members lie side by side."""
-    members, _, outputs = weight.shape
+    ensemble_size, _, outputs = weight.shape
     rows = x.shape[-2]
     if x.dim() == 2:
-        return x.new_empty(rows, members, outputs).transpose(0, 1)
-    return x.new_empty(members, rows, outputs)
+        return x.new_empty(rows, ensemble_size, outputs).transpose(0, 1)
+    return x.new_empty(ensemble_size, rows, outputs)
 
 
 def fused_backward(
@@ -90,14 +90,14 @@ def fused_backward(
         gradient = torch.empty_like(out).copy_(gradient)
     if to_bias and not relu:
         bias_gradient = sum_rows(gradient)
-    members = weight.shape[0]
+    ensemble_size = weight.shape[0]
     if x.dim() == 2:
         wide = gradient.transpose(0, 1).flatten(1)
         if to_x:
             x_gradient = wide @ weight.transpose(0, 1).flatten(1).T
         if to_weight:
             weight_gradient = (
-                (x.T @ wide).view(x.shape[1], members, -1).transpose(0, 1).contiguous()
+                (x.T @ wide).view(x.shape[1], ensemble_size, -1).transpose(0, 1).contiguous()
             )
     else:
         if to_x:
@@ -105,7 +105,7 @@ def fused_backward(
         if to_weight:
             weight_gradient = torch.empty_like(weight)
             for member in range(
-                members
+                ensemble_size
             ):  # unlike a batched product, it is split where rows are many
                 torch.mm(x[member].T, gradient[member], out=weight_gradient[member])
     return x_gradient, weight_gradient, bias_gradient if to_bias else nothing

@@ -41,6 +41,11 @@ def mean(probs: Tensor, z: Tensor) -> Tensor:
     return (probs * z).sum(-1)
 
 
+def value(out: Tensor, z: Tensor | None) -> Tensor:
+    """Outputs of a critic, [..., K], as values [...]: the mean over z of softmax(out), or without z the one number."""
+    return out.squeeze(-1) if z is None else mean(out.softmax(-1), z)
+
+
 def project_shifted(
     logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, *, lowest: bool
 ) -> Tensor:

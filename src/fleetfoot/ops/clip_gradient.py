@@ -9,10 +9,15 @@ from torch import Tensor
 
 
 class _ClipGradient(torch.autograd.Function):
+    generate_vmap_rule = True  # several seeds may be computed as one
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
-        ctx.bound = bound
+    def forward(x: Tensor, bound: float) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.bound = inputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -32,7 +32,7 @@ def halfcheetah() -> Recipe:
     """HalfCheetah-v5 on CPU cores, with the networks of Ape-X DPG and a pace for minutes instead of days."""
     optim = AdamConfig(lr=3e-4)
     agent = DDPGConfig(
-        critics=2,
+        num_critics=2,
         target_every=1,
         tau=0.01,
         normalize_obs=True,

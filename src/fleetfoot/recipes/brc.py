@@ -47,7 +47,7 @@ def pendulums() -> Recipe:
     optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     agent = BRCConfig(
-        atoms=51,
+        num_atoms=51,
         tau=0.05,
         alpha=0.02,
         task_embedding=8,

@@ -32,7 +32,7 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
     agent = FastTD3Config(
         v_min=-value,
         v_max=value,
-        atoms=51,
+        num_atoms=51,
         tau=0.02,
         policy_noise=0.1,
         noise_clip=0.3,
@@ -76,7 +76,7 @@ def pendulum() -> Recipe:
         agent=FastTD3Config(
             v_min=-300.0,
             v_max=0.0,
-            atoms=51,
+            num_atoms=51,
             tau=0.05,
             policy_noise=0.1,
             policy_net=MLPConfig(hidden=(64, 64), head_std=0.01),
@@ -175,7 +175,7 @@ def mjlab_velocity(robot: str, total_vec_steps: int) -> Recipe:
     return Recipe(
         name=f"fast_td3/mjlab-{robot.lower()}-velocity-flat",
         env=MjlabConfig(task=f"Mjlab-Velocity-Flat-Unitree-{robot}", spread_ends=True),
-        agent=FastTD3Config(v_min=-15.0, v_max=15.0, atoms=251),
+        agent=FastTD3Config(v_min=-15.0, v_max=15.0, num_atoms=251),
         explorer=NoiseLadderConfig(std_min=0.001, std_max=0.4),
         replay=ReplayConfig(capacity=10_240 * num_envs, n_step=8, storage="bf16"),
         pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=10),

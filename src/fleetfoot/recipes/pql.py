@@ -28,7 +28,7 @@ def agent(**changes: Any) -> DDPGConfig:
     """As published."""
     optim = AdamWConfig(lr=5e-4, lr_end=5e-4, weight_decay=0.01, max_grad_norm=0.5)
     fields: dict[str, Any] = {
-        "critics": 2,
+        "num_critics": 2,
         "target_policy": False,
         "target_every": 1,
         "tau": 0.05,
@@ -71,7 +71,7 @@ def pendulum(name: str = "pql/pendulum", **of_agent: Any) -> Recipe:
 
 def pendulum_d() -> Recipe:
     """The same with categorical critics."""
-    return pendulum("pql_d/pendulum", atoms=51, v_min=-30.0, v_max=0.0)
+    return pendulum("pql_d/pendulum", num_atoms=51, v_min=-30.0, v_max=0.0)
 
 
 NUM_ENVS = 4096
@@ -120,7 +120,7 @@ def mjlab(name: str, robot: str, **of_agent: Any) -> Recipe:
     return published(name, env, 50_000, reward_scale=0.5, **of_agent)
 
 
-DISTRIBUTION: dict[str, Any] = {"atoms": 51, "v_min": -10.0, "v_max": 10.0}
+DISTRIBUTION: dict[str, Any] = {"num_atoms": 51, "v_min": -10.0, "v_max": 10.0}
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
@@ -129,7 +129,9 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "pql/pendulum-published": ("4,096 pendulums at the paper's sizes", pendulum_published),
     "pql_d/pendulum-published": (
         "the same with categorical critics",
-        lambda: pendulum_published("pql_d/pendulum-published", atoms=51, v_min=-30.0, v_max=0.0),
+        lambda: pendulum_published(
+            "pql_d/pendulum-published", num_atoms=51, v_min=-30.0, v_max=0.0
+        ),
     ),
     "pql/t1-joystick-flat": (
         "Booster T1 follows a joystick, at the paper's sizes; needs a GPU",

@@ -8,16 +8,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from fleetfoot.agents.contract import Agent, CanDiagnose
+from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Belief, Evaluator
-from fleetfoot.execution.learner import EagerLearner, learner
+from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
@@ -63,7 +62,7 @@ class Parts:
 
     def learner(self, journal: Journal) -> EagerLearner:
         """Makes the updates of this process, as fast as the recipe asks for."""
-        return learner(
+        return make_learner(
             self.agent,
             self.replay,
             self.share.batch_size,
@@ -83,7 +82,7 @@ class Parts:
         if not self.recipe.evaluation.diagnose:
             metrics = self.evaluator(self.agent.policy).metrics()
         else:
-            agent = diagnosable(self.agent)
+            agent = as_diagnosable(self.agent)
             belief = Belief(agent.q, self.recipe.gamma)
             metrics = self.evaluator(self.agent.policy, belief).metrics()
             metrics |= self._diagnose(agent, vec_steps)
@@ -154,14 +153,6 @@ class Parts:
                 stack.callback(self.evaluator.close)
 
 
-def diagnosable(agent: Agent) -> CanDiagnose:
-    if not (hasattr(agent, "diagnose") and hasattr(agent, "q")):
-        raise UserError(
-            f"{type(agent).__name__} cannot be diagnosed; use --evaluation.no-diagnose."
-        )
-    return cast(CanDiagnose, agent)
-
-
 def build_parts(
     recipe: Recipe,
     ranks: Ranks = ALONE,
@@ -185,7 +176,7 @@ def build_parts(
     explorer = share.explorer.build(env.spec, seed=seeds.explorer, device=device)
     check_behaviour(agent.behaviour, explorer.takes_noise)
     if recipe.evaluation.diagnose:
-        diagnosable(agent)  # refuse before anything is learned
+        as_diagnosable(agent)  # refuse before anything is learned
     return Parts(
         recipe=recipe,
         share=share,
@@ -203,10 +194,10 @@ def build_parts(
 
 @contextmanager
 def open_run(
-    recipe: Recipe, folder: Path, state: State | None, **options: Any
+    recipe: Recipe, folder: Path, state: State | None, *, console: bool = True, **options: Any
 ) -> Iterator[tuple[Journal, Parts]]:
-    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `options` are those
-    of `build_parts`."""
+    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `console`: False
+    where another run prints; `options` are those of `build_parts`."""
     ranks = here()
     with ExitStack() as stack:
         with ranks.raise_together():
@@ -220,6 +211,6 @@ def open_run(
             if ranks.first:
                 seed = recipe.seeds().evaluation
                 parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
-            journal.open(resumed=state is not None)
+            journal.open(resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts

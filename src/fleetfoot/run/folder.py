@@ -104,7 +104,7 @@ def is_run(folder: Path) -> bool:
 
 
 def seed_folders(folder: Path | str) -> list[Path]:
-    """The runs of seeds that were trained as one, in the order of their seeds; none in the folder of a single run."""
+    """The runs of several seeds, in the order of their seeds; none in the folder of a single run."""
     return sorted(_inside(folder), key=lambda path: read_recipe(path).seed)
 
 
@@ -160,6 +160,12 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
     hidden = folder / ".recipe.json.partial"
     hidden.write_text(dumps(recipe))
     os.replace(hidden, folder / "recipe.json")
+
+
+def clear_run(folder: Path) -> None:
+    """Remove what a run wrote before its first checkpoint."""
+    for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+        remove(folder / leftover)
 
 
 @contextlib.contextmanager

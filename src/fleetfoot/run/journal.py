@@ -264,8 +264,8 @@ class Journal:
 
 
 def step_metrics(fresh: Transition) -> dict[str, Tensor]:
-    """What the log keeps of one vec step."""
-    magnitude = fresh.next_obs.actor.float().abs().mean()
+    """What the log keeps of one vec step, [N] each."""
+    magnitude = fresh.next_obs.actor.float().abs().flatten(1).mean(1)
     return {"env/obs_magnitude": magnitude, "env/reward": fresh.reward, **fresh.info}
 
 

@@ -94,13 +94,13 @@ def _project_kernel(logits, base, slope, z, out, rows, atoms, logits_member, log
 
 def project_shifted(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
     """`slope` must be 0 or more."""
-    members, rows, atoms = logits.shape
+    ensemble_size, rows, atoms = logits.shape
     logits = _in_rows(logits)
-    shape = (rows, atoms) if lowest else (members, rows, atoms)
+    shape = (rows, atoms) if lowest else (ensemble_size, rows, atoms)
     out = torch.empty(shape, dtype=torch.float32, device=logits.device)
     _project_kernel[(triton.cdiv(rows, PROJECT_ROWS),)](
         logits, base.contiguous(), slope.contiguous(), z, out, rows, atoms,
-        logits.stride(0), logits.stride(1), LOWEST=lowest, MEMBERS=members,
+        logits.stride(0), logits.stride(1), LOWEST=lowest, MEMBERS=ensemble_size,
         ROWS=PROJECT_ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,
     )  # fmt: skip
     return out
@@ -153,12 +153,13 @@ def _cross_entropy_backward_kernel(logits, target, lse, by, gradient, rows, atom
 
 def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss [E, B], the means [E, B], and the logarithms of the normalising sums [E, B], for `backward`."""
-    members, rows, atoms = logits.shape
+    ensemble_size, rows, atoms = logits.shape
     logits, target = _in_rows(logits), target.contiguous()
     loss, q, lse = (
-        torch.empty(members, rows, dtype=torch.float32, device=logits.device) for _ in range(3)
+        torch.empty(ensemble_size, rows, dtype=torch.float32, device=logits.device)
+        for _ in range(3)
     )
-    _cross_entropy_kernel[(triton.cdiv(rows, ROWS), members)](
+    _cross_entropy_kernel[(triton.cdiv(rows, ROWS), ensemble_size)](
         logits, target, z, loss, q, lse, rows, atoms, logits.stride(0), logits.stride(1),
         target.stride(0) if target.dim() == 3 else 0,
         ROWS=ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,
@@ -167,10 +168,10 @@ def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Te
 
 
 def cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
-    members, rows, atoms = logits.shape
+    ensemble_size, rows, atoms = logits.shape
     logits, target = _in_rows(logits), target.contiguous()
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    _cross_entropy_backward_kernel[(triton.cdiv(rows, ROWS), members)](
+    _cross_entropy_backward_kernel[(triton.cdiv(rows, ROWS), ensemble_size)](
         logits, target, lse, by.contiguous(), gradient, rows, atoms, logits.stride(0),
         logits.stride(1), target.stride(0) if target.dim() == 3 else 0,
         ROWS=ROWS, WIDTH=triton.next_power_of_2(atoms), num_warps=WARPS,

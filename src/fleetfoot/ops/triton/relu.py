@@ -57,16 +57,16 @@ def sum_rows(gradient: Tensor) -> Tensor:
 
 
 def _run(gradient: Tensor, out: Tensor, through: Tensor, relu: bool) -> Tensor:
-    members, rows, columns = out.shape
+    ensemble_size, rows, columns = out.shape
     if gradient.stride(2) != 1:
         gradient = gradient.contiguous()
-    sums = torch.empty(members, SHARES, columns, dtype=torch.float32, device=out.device)
-    total = torch.empty(members, columns, dtype=out.dtype, device=out.device)
+    sums = torch.empty(ensemble_size, SHARES, columns, dtype=torch.float32, device=out.device)
+    total = torch.empty(ensemble_size, columns, dtype=out.dtype, device=out.device)
     width = triton.cdiv(columns, COLUMNS)
-    _kernel[(width, SHARES, members)](
+    _kernel[(width, SHARES, ensemble_size)](
         gradient, out, through, sums, rows, columns, gradient.stride(0), gradient.stride(1),
         out.stride(0), out.stride(1), RELU=relu, ROWS_EACH=triton.cdiv(rows, SHARES),
         SHARES=SHARES, ROWS=ROWS, COLUMNS=COLUMNS,
     )  # fmt: skip
-    _add_up[(width, members)](sums, total, columns, SHARES=SHARES, COLUMNS=COLUMNS)
+    _add_up[(width, ensemble_size)](sums, total, columns, SHARES=SHARES, COLUMNS=COLUMNS)
     return total

@@ -36,9 +36,10 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fleetfoot import checkpoint
+from fleetfoot.agents.contract import traits
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import learner
+from fleetfoot.execution import make_learner
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.apex.learner import BURST, FleetRun
@@ -96,14 +97,12 @@ class ActorLearnerConfig:
                 f"{recipe.num_envs} environments cannot be shared equally by {self.actors} actors: "
                 "make --num-envs a multiple of --topology.actors."
             )
-        if self.states_priorities(recipe) and not getattr(
-            recipe.agent, "gives_initial_priorities", False
-        ):
+        if self.states_priorities(recipe) and not traits(recipe.agent).gives_initial_priorities:
             raise UserError(
                 f"actors with {type(recipe.agent).__name__} cannot state first priorities: use "
                 "--topology.no-initial-priorities, or --replay.sampler UniformConfig."
             )
-        if self.actors > 1 and getattr(recipe.agent, "follows_episodes", False):
+        if self.actors > 1 and traits(recipe.agent).follows_episodes:
             raise UserError(
                 f"{type(recipe.agent).__name__} follows the episodes of all environments (to scale rewards, or "
                 "for its bound), which several actors do not tell: use --topology.actors 1, or turn that off."
@@ -168,7 +167,7 @@ class Learner:
 def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
     recipe, agent, replay, fleet = run.recipe, run.agent, run.replay, run.fleet
     cfg = run.cfg
-    updates = learner(
+    updates = make_learner(
         agent,
         replay,
         recipe.batch_size,

@@ -20,24 +20,24 @@ from fleetfoot.ops.nstep import fold
 
 
 class Remembering(nn.Module):
-    """A behaviour network that keeps what it said last."""
+    """A behaviour network that keeps its last output."""
 
-    said: Tensor | None = None
+    behaviour_output: Tensor | None = None
 
     def __init__(self, behaviour: nn.Module):
         super().__init__()
         self.behaviour = behaviour
 
     def forward(self, obs: Obs) -> Tensor:
-        self.said = self.behaviour(obs)
-        return self.said
+        self.behaviour_output = self.behaviour(obs)
+        return self.behaviour_output
 
     @torch.no_grad()
     def take(self, obs: Obs) -> Tensor:
         """What it says about `obs`, on which it has just acted; asked only where it was not (random steps)."""
-        said = self(obs) if self.said is None else self.said
-        self.said = None
-        return said
+        behaviour_output = self(obs) if self.behaviour_output is None else self.behaviour_output
+        self.behaviour_output = None
+        return behaviour_output
 
 
 class Line(NamedTuple):
@@ -69,15 +69,15 @@ class LocalBuffer:
         self.waiting: deque[Line] = deque()
 
     @torch.no_grad()
-    def add(self, step: Transition, said: Tensor) -> Ready | None:
-        """`said`: what the behaviour network said about `step.obs`."""
-        q, value = self.appraise(step.obs, step.action, said)
+    def add(self, step: Transition, behaviour_output: Tensor) -> Ready | None:
+        """`behaviour_output`: what the behaviour network gave for `step.obs`."""
+        q, value = self.appraise(step.obs, step.action, behaviour_output)
         last_value = torch.zeros_like(value)
         if self.bootstrap_truncated and bool(
             step.truncated.any()
         ):  # on the CPU: nothing to wait for
-            said = self.behaviour(step.next_obs)
-            _, last_value = self.appraise(step.next_obs, step.action, said)
+            behaviour_output = self.behaviour(step.next_obs)
+            _, last_value = self.appraise(step.next_obs, step.action, behaviour_output)
             last_value = torch.where(step.truncated, last_value, 0.0)
         self.waiting.append(Line(step, q, value, last_value))
         if len(self.waiting) <= self.n_step:

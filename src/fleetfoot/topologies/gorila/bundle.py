@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fleetfoot.agents.contract import Agent
+from fleetfoot.agents.contract import Served, as_served
 from fleetfoot.data import EnvSpec
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import updater
+from fleetfoot.execution import updater
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Mean
 from fleetfoot.log.timer import StepTimer
@@ -35,31 +35,11 @@ class ServerLost(Exception):  # noqa: N818
     """A shard does not answer any more."""
 
 
-class FollowConfig(Protocol):
-    @property
-    def target_every(self) -> int: ...
-    @property
-    def tau(self) -> float: ...
-
-
-class Served(Agent, Protocol):
-    """An agent whose learning a parameter server can take over: one optimiser, one target that follows it."""
-
-    cfg: FollowConfig
-    critic: nn.Module
-    critic_target: nn.Module
-    step_critic: Any  # a LocalStepper, until a bundle puts its own in its place
-
-    def follow(self) -> None: ...
-
-
 def build_agent(recipe: Recipe, spec: EnvSpec, bundles: int, device: torch.device) -> Served:
     """The recipe's agent, if a parameter server can teach it."""
     agent = recipe.build_agent(spec, device, total_updates=total_updates(recipe, bundles))
     name, use = type(agent).__name__, "use DQNConfig, or another topology."
-    if not all(hasattr(agent, x) for x in ("critic", "critic_target", "step_critic", "follow")):
-        raise UserError(f"the parameter server teaches agents with one critic, not {name}: {use}")
-    served = cast(Served, agent)
+    served = as_served(agent)
     taught = {id(p) for p in served.step_critic.parameters}
     if {id(p) for p in served.policy.parameters()} != taught:
         raise UserError(f"{name} has more networks than the parameter server teaches: {use}")
@@ -98,8 +78,8 @@ def make_rule(agent: Served, total: int, max_age: int) -> ServerConfig:
     return ServerConfig(
         optim=dataclasses.replace(agent.step_critic.cfg, max_grad_norm=None),
         total_updates=total,
-        target_every=agent.cfg.target_every,
-        tau=agent.cfg.tau,
+        target_every=agent.target_every,
+        tau=agent.tau,
         max_age=max_age,
     )
 
@@ -279,7 +259,7 @@ class Bundle:
         self.outliers = Outliers(outlier_stds, outlier_memory)
         self.stepper = RemoteStepper(self.agent.step_critic, self.replica, self.outliers, index)
         self.agent.step_critic = self.stepper
-        self.agent.follow = lambda: None  # type: ignore[method-assign]  # the server's target does
+        self.agent.update_target = lambda: None  # type: ignore[method-assign]  # the server's target does
         self.update = updater(
             self.agent, precision=recipe.precision, mode=recipe.execution, device=device
         )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetfoot.agents.contract import Served
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.gorila.bundle import (
@@ -23,7 +24,6 @@ from fleetfoot.topologies.gorila.bundle import (
     Bundle,
     Replica,
     Report,
-    Served,
     ServerLost,
     bundle_seeds,
     flat,

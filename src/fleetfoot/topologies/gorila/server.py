@@ -90,7 +90,7 @@ class ServerShard:
         self.books = GradientStats()
         parts = [nn.Parameter(piece) for piece in self.weights.split_with_sizes(self.pieces)]
         # They share memory with `weights`.
-        self.step = rule.optim.build(parts, rule.total_updates)
+        self.step = rule.optim.build(nn.ParameterList(parts), rule.total_updates)
 
     def stamp(self) -> Version:
         return Version(self.generation, self.version, self.follows)

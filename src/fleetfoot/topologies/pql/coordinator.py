@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.contract import ActorCritic, every
+from fleetfoot.agents.contract import ActorCritic, as_actor_critic, every
 from fleetfoot.log import Log, Totals, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
@@ -20,7 +20,7 @@ from fleetfoot.run.clock import Clock
 from fleetfoot.topologies.old_journal import Bookkeeping
 from fleetfoot.topologies.pql.exchange import copy_flat_
 from fleetfoot.topologies.pql.gate import Gate
-from fleetfoot.topologies.pql.halves import in_halves, policy_weights, statistics
+from fleetfoot.topologies.pql.halves import policy_weights, statistics
 from fleetfoot.topologies.pql.loop import STAGES, SplitLearnersConfig
 from fleetfoot.topologies.pql.processes import WAIT_SECONDS, Stages
 from fleetfoot.topologies.pql.workers import Told
@@ -60,7 +60,7 @@ class RaySplitRun(Bookkeeping):
     policy_updates: int = 0
 
     def __post_init__(self) -> None:
-        self.halves: ActorCritic = in_halves(self.agent)
+        self.halves: ActorCritic = as_actor_critic(self.agent)
         warmup = self.recipe.pace.warmup_vec_steps
         self.gate = Gate(STAGES, lead=self.cfg.lead, free_after=warmup if self.cfg.free else None)
         self.open: dict[str, deque[Round]] = {stage: deque() for stage in STAGES}

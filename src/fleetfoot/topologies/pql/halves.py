@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.contract import ActorCritic, Agent
-from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import EagerLearner, Half, learner
+from fleetfoot.agents.contract import ActorCritic
+from fleetfoot.execution import EagerLearner, Half, make_learner
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe
@@ -20,16 +17,6 @@ from fleetfoot.replay.replay import Replay
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def in_halves(agent: Agent) -> ActorCritic:
-    """The same agent, if two learners can share it; UserError if not."""
-    if not all(hasattr(agent, name) for name in ("update_critic", "update_policy")):
-        raise UserError(
-            f"{type(agent).__name__} makes one update of everything, so two learners cannot share it; "
-            "use --topology SynchronousConfig."
-        )
-    return cast(ActorCritic, agent)
 
 
 def policy_weights(agent: ActorCritic) -> list[Tensor]:
@@ -61,7 +48,7 @@ def half_learner(
     device: torch.device,
     split: StepTimer,
 ) -> EagerLearner:
-    return learner(
+    return make_learner(
         agent,
         memory,
         recipe.batch_size,

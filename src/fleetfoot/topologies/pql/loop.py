@@ -40,11 +40,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import ActorCritic, every
+from fleetfoot.agents.contract import ActorCritic, as_actor_critic, every
 from fleetfoot.config import part
 from fleetfoot.data import EnvSpec, Obs, Step, Transition
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import RECORDING, resolved
+from fleetfoot.execution import RECORDING, resolved
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.observations import Observations
@@ -59,7 +59,6 @@ from fleetfoot.topologies.pql.gate import Gate
 from fleetfoot.topologies.pql.halves import (
     critic_weights,
     half_learner,
-    in_halves,
     policy_weights,
     statistics,
     synchronize,
@@ -197,7 +196,7 @@ class SplitRun(Run):
         recipe = self.recipe
         assert isinstance(recipe.topology, SplitLearnersConfig)
         self.cfg = recipe.topology
-        self.valuing = in_halves(self.agent)  # the critic learner's
+        self.valuing = as_actor_critic(self.agent)  # the critic learner's
         if not recipe.threads and self.device.type == "cpu":
             torch.set_num_threads(max(1, usable_cores() // len(STAGES)))
         self.acting, self.climbing = self._copy(), self._copy()  # the actor's, the policy learner's
@@ -238,7 +237,7 @@ class SplitRun(Run):
 
     def _copy(self) -> ActorCritic:
         """Another agent, equal to the first as long as neither has learned."""
-        return in_halves(self.recipe.build_agent(self.env.spec, self.device))
+        return as_actor_critic(self.recipe.build_agent(self.env.spec, self.device))
 
     @contextmanager
     def one_at_a_time(self) -> Iterator[None]:

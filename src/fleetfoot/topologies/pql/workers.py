@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import ActorCritic
+from fleetfoot.agents.contract import ActorCritic, as_actor_critic
 from fleetfoot.data import EnvSpec, Step, Transition
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.execution.learner import EagerLearner, Half
+from fleetfoot.execution import EagerLearner, Half
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Log, Totals
 from fleetfoot.log.timer import StepTimer
@@ -32,7 +32,6 @@ from fleetfoot.topologies.pql.exchange import copy_flat_, flat
 from fleetfoot.topologies.pql.halves import (
     critic_weights,
     half_learner,
-    in_halves,
     policy_weights,
     statistics,
     synchronize,
@@ -83,7 +82,7 @@ class Stage:
         return self.recipe
 
     def _build_agent(self, spec: EnvSpec) -> ActorCritic:
-        return in_halves(self.recipe.build_agent(spec, self.device))
+        return as_actor_critic(self.recipe.build_agent(spec, self.device))
 
     def _learner(self, memory: Replay | Observations, half: Half) -> EagerLearner:
         return half_learner(half, self.recipe, self.agent, memory, self.device, self.split)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
-from fleetfoot.replay.columns import of_columns, put_columns, put_finals
 from fleetfoot.replay.ring import Ring
+from fleetfoot.topologies.multi_seed.columns import put_columns, put_finals, take_columns
 
 CPU = torch.device("cpu")
 
@@ -104,7 +104,7 @@ def test_columns_of_a_ring_are_the_ring_they_would_be_alone(
     for at, own in enumerate(alone):
         first = at * width
         same(read(whole, first, width), read(own, 0, width))
-        state = of_columns(whole, first, width, own.finals)
+        state = take_columns(whole, first, width, own.finals)
         copy = ring(width, rows, 1.0, privileged)
         copy.load_state_dict(state)
         same(read(copy, 0, width), read(own, 0, width))
@@ -124,7 +124,7 @@ def test_where_room_is_short_the_newest_last_observations_stay() -> None:
         whole.append(vec_step(4, False, generator))
     copy = ring(2, 30, 0.1, False)
     assert copy.finals == 6
-    copy.load_state_dict(of_columns(whole, 2, 2, copy.finals))
+    copy.load_state_dict(take_columns(whole, 2, 2, copy.finals))
     exact, ends = read(copy, 0, 2)[5:7]
     ended = (ends > 0).nonzero().flatten()
     assert len(ended) > 12

@@ -1,0 +1,75 @@
+"""Checks that several agents make of their configuration: one clear line for what cannot work."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fleetfoot.data import Continuous, EnvSpec
+from fleetfoot.errors import UserError
+
+
+class CategoricalConfig(Protocol):
+    """The fields that agents with categorical critics and normalised rewards share."""
+
+    @property
+    def v_min(self) -> float: ...
+    @property
+    def v_max(self) -> float: ...
+    @property
+    def num_atoms(self) -> int: ...
+    @property
+    def num_critics(self) -> int: ...
+    @property
+    def tau(self) -> float: ...
+    @property
+    def policy_every(self) -> int: ...
+    @property
+    def normalize_reward(self) -> bool: ...
+
+
+def flat_actions(agent: str, spec: EnvSpec) -> int:
+    """The size of an action; UserError unless actions are continuous and observations vectors."""
+    if not isinstance(spec.action, Continuous) or len(spec.obs_shape) != 1:
+        raise UserError(
+            f"{agent} needs continuous actions and flat observations; {spec.name} has "
+            f"{spec.action} and observations of shape {spec.obs_shape}."
+        )
+    return spec.action.size
+
+
+def check_tau(tau: float) -> None:
+    if not 0.0 < tau <= 1.0:
+        raise UserError(f"agent.tau must be above 0 and at most 1, not {tau}.")
+
+
+def check_above_zero(cfg: object, *names: str) -> None:
+    for name in names:
+        if not getattr(cfg, name) > 0.0:
+            raise UserError(f"agent.{name} must be above 0, not {getattr(cfg, name)}.")
+
+
+def check_at_least(cfg: object, **least: int) -> None:
+    for name, smallest in least.items():
+        if getattr(cfg, name) < smallest:
+            raise UserError(f"agent.{name} must be at least {smallest}, not {getattr(cfg, name)}.")
+
+
+def check_support(num_atoms: int | None, v_min: float, v_max: float) -> None:
+    """Of a categorical critic; None atoms: its values are plain numbers, and there is nothing to check."""
+    if num_atoms is not None and (num_atoms < 2 or v_min >= v_max):
+        raise UserError(
+            "a categorical critic needs agent.num_atoms of at least 2 and agent.v_min below agent.v_max, "
+            f"not {num_atoms}, {v_min} and {v_max}."
+        )
+
+
+def check_categorical(cfg: CategoricalConfig) -> None:
+    """Refuse settings that cannot learn."""
+    check_support(cfg.num_atoms, cfg.v_min, cfg.v_max)
+    check_at_least(cfg, num_critics=1, policy_every=1)
+    check_tau(cfg.tau)
+    if cfg.normalize_reward and not cfg.v_min < 0.0 < cfg.v_max:
+        raise UserError(
+            "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "
+            f"v_min is {cfg.v_min} and v_max is {cfg.v_max}."
+        )

@@ -1,0 +1,87 @@
+"""Precision and compilation, applied to an agent from outside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from fleetfoot.agents.contract import Agent, compiled_methods
+from fleetfoot.data import UpdateResult
+
+Mode = Literal["auto", "eager", "compiled", "captured"]
+Precision = Literal["float32", "tf32", "bf16"]
+Half = Literal["update", "update_critic", "update_policy"]
+
+
+def resolved(mode: Mode, device: torch.device) -> Mode:
+    """What "auto" means on this device."""
+    if mode == "auto":
+        return "captured" if device.type == "cuda" else "eager"
+    return mode
+
+
+def possible_mode(agent: Agent, mode: Mode, device: torch.device) -> Mode:
+    """The mode asked for, or "eager", with one line that says why, for an agent that declares nothing to compile."""
+    mode = resolved(mode, device)
+    if mode != "eager" and compiled_methods(agent) is None:
+        notice(f"{type(agent).__name__} declares no compiled_methods, so its updates run eagerly.")
+        return "eager"
+    return mode
+
+
+def updater(
+    agent: Agent,
+    *,
+    half: Half = "update",
+    precision: Precision,
+    mode: Mode,
+    device: torch.device,
+) -> Callable[[Any], UpdateResult]:
+    """`agent.update` (or a half of it) in the precision asked for, and with compiled losses unless `mode` is eager."""
+    if possible_mode(agent, mode, device) != "eager":
+        torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
+        for name in compiled_methods(agent) or ():
+            setattr(agent, name, Compiled(getattr(agent, name), name))
+    update: Callable[[Any], UpdateResult] = getattr(agent, half)
+    # Of the process, so an earlier run's choice must not stay. On a CPU "high" may mean fewer bits, too.
+    tf32 = precision == "tf32" and device.type == "cuda"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    if precision != "bf16":
+        return update
+
+    def in_bf16(batch: Any) -> UpdateResult:
+        # No cache of cast weights: an update changes weights and reads them again inside this context.
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+            return update(batch)
+
+    return in_bf16
+
+
+class Compiled:
+    """A function through torch.compile; as it was, after one warning, where compilation fails."""
+
+    def __init__(self, function: Callable[..., Any], name: str):
+        self.eager, self.name = function, name
+        self.function = torch.compile(function, dynamic=False)
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return self.function(*args)
+        except Exception as error:
+            if self.function is self.eager or not _is_compiler_error(error):
+                raise
+            reason = str(error).strip().splitlines()[0][:200]
+            notice(f"{self.name} runs uncompiled: {reason}")
+            self.function = self.eager
+            return self.eager(*args)
+
+
+def _is_compiler_error(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def notice(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
