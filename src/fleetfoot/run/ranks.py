@@ -141,60 +141,35 @@ class Ranks:
         """Call `write` on the first rank with the trees `part` of all others, in order. Each is requested when the
         iterator reaches it, so the first rank holds only one of them in memory."""
         if not self.first:
-            while (message := self._receive_json(0)) == "send":
-                self._send_tree(part)
-            if message is not None:
-                raise ReportedElsewhere(message)
-            return
-        error: UserError | None = None
-        try:
-            write(self._request_parts())
-        except RankLost:
-            raise
-        except UserError as caught:
-            error = caught
-        for rank in range(1, self.world):
-            self._send_json(rank, None if error is None else str(error))
-        if error is not None:
-            raise error
-
-    def _request_parts(self) -> Iterator[Any]:
-        for rank in range(1, self.world):
-            self._send_json(rank, "send")
-            yield self._receive_tree(rank)
+            while (sender := self.gather_json(None)[0]) is not None:
+                self._send_tree(part if sender == self.rank else None)
+        with self.raise_together():
+            if self.first:
+                try:
+                    write(self._request_tree(sender) for sender in range(1, self.world))
+                finally:
+                    self.gather_json(None)  # no more requests
 
     def _send_tree(self, tree: Any) -> None:
         tensors, structure = pack(tree)
         layout = [[name, DTYPES[t.dtype], list(t.shape)] for name, t in tensors.items()]
-        self._send_json(0, {"structure": structure, "tensors": layout})
-        for tensor in tensors.values():
-            with communication():
+        self.gather_json([structure, layout])
+        with communication():
+            for tensor in tensors.values():
                 for chunk in _chunks(tensor.contiguous()):
                     dist.send(chunk.cpu(), 0)
 
-    def _receive_tree(self, rank: int) -> Any:
-        message = self._receive_json(rank)
-        tensors: dict[str, Tensor] = {}
-        for name, dtype, shape in message["tensors"]:
-            tensors[name] = torch.empty(shape, dtype=DTYPE_BY_NAME[dtype])
-            with communication():
-                for chunk in _chunks(tensors[name]):
-                    dist.recv(chunk, rank)
-        return unpack(tensors, message["structure"])
-
-    def _send_json(self, rank: int, value: Any) -> None:
-        message = _encode(value)
+    def _request_tree(self, sender: int) -> Any:
+        self.gather_json(sender)
+        structure, layout = self.gather_json(None)[sender]
+        tensors = {
+            name: torch.empty(shape, dtype=DTYPE_BY_NAME[dtype]) for name, dtype, shape in layout
+        }
         with communication():
-            dist.send(torch.tensor([message.numel()]), rank)
-            dist.send(message, rank)
-
-    def _receive_json(self, rank: int) -> Any:
-        size = torch.zeros(1, dtype=torch.int64)
-        with communication():
-            dist.recv(size, rank)
-            message = torch.empty(int(size), dtype=torch.uint8)
-            dist.recv(message, rank)
-        return _decode(message)
+            for tensor in tensors.values():
+                for chunk in _chunks(tensor):
+                    dist.recv(chunk, sender)
+        return unpack(tensors, structure)
 
 
 ALONE = Ranks()
