@@ -8,7 +8,7 @@ and its target.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -19,7 +19,7 @@ from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution.learner import updater
 from fleetfoot.explore import check_behaviour
-from fleetfoot.log import EpisodeStats, Mean
+from fleetfoot.log import EpisodeStats, Log, Totals
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe, Seeds
@@ -108,30 +108,9 @@ class Report(NamedTuple):
 
     vec_steps: int
     num_gradients: int
-    metric_sums: dict[str, tuple[float, float]]  # total and count of each metric
+    metrics: Totals
     carried_state: dict[str, Any]  # for the bundle that replaces this one, if it is lost
     server_lost: bool  # a shard had died: the shift ended early
-
-
-class MetricSums:
-    """Totals and counts of metrics."""
-
-    def __init__(self) -> None:
-        self.totals: dict[str, Tensor | float] = {}
-        self.counts: dict[str, Tensor | float] = {}
-
-    def add(self, metrics: Mapping[str, Tensor | Mean]) -> None:
-        for name, value in metrics.items():
-            total = (value.total if isinstance(value, Mean) else value.detach()).double()
-            count = value.count if isinstance(value, Mean) else 1.0
-            self.totals[name] = self.totals.get(name, 0.0) + total.mean()
-            self.counts[name] = self.counts.get(name, 0.0) + count
-
-    def read(self) -> dict[str, tuple[float, float]]:
-        """Total and count of each metric since the last call."""
-        sums = {name: (float(t), float(self.counts[name])) for name, t in self.totals.items()}
-        self.totals, self.counts = {}, {}
-        return sums
 
 
 def bundle_seeds(seed: int, index: int, incarnation: int) -> Seeds:
@@ -187,7 +166,7 @@ class Bundle:
         self.update = updater(
             self.agent, precision=recipe.precision, mode=recipe.execution, device=device
         )
-        self.metric_sums = MetricSums()
+        self.log = Log([])
         self.episode_began = True  # in any environment, at the last vec step
         self.steps = self._rollout(self.env.reset())
 
@@ -206,11 +185,11 @@ class Bundle:
                 self.learn()
         except ServerLost:
             server_lost = True
-        self.metric_sums.add(self.episodes.metrics())
+        self.log.add(self.episodes.metrics())
         return Report(
             vec_steps=steps_done,
             num_gradients=self.stepper.num_gradients - gradients_before,
-            metric_sums=self.metric_sums.read(),
+            metrics=self.log.totals(),
             carried_state=self.carried_state(),
             server_lost=server_lost,
         )
@@ -224,7 +203,7 @@ class Bundle:
         self.agent.observe(fresh)
         self.replay.append(fresh)
         self.episodes.update(fresh.reward, ended)
-        self.metric_sums.add(step_metrics(fresh))
+        self.log.add(step_metrics(fresh))
 
     def learn(self) -> None:
         updates = self.pace.owed()
@@ -233,7 +212,7 @@ class Bundle:
             batch = self.replay.sample(self.recipe.batch_size)
             learned = self.update(batch)
             self.replay.reprioritize(batch.row_id, learned.td_error)
-            self.metric_sums.add(learned.metrics)
+            self.log.add(learned.metrics)
         self.replay.trim(updates)
 
     def carried_state(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fleetfoot.agents.contract import Agent
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.log import Log, Mean
+from fleetfoot.log import Log
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Journal, State, fitting
@@ -113,8 +113,8 @@ class ServerRun:
 
     def record(self, report: Report) -> None:
         self.journal.vec_steps += report.vec_steps
-        sums = report.metric_sums.items()
-        self.journal.log.add({k: Mean(torch.tensor(t), torch.tensor(n)) for k, (t, n) in sums})
+        for name, (total, count) in report.metrics.items():
+            self.journal.log.add_total(name, total, count)
 
     def log_if_due(self) -> None:
         """Write a log entry that needs no bundle to stop."""
