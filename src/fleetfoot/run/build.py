@@ -16,7 +16,7 @@ from fleetfoot.agents.contract import Agent, CanDiagnose
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
-from fleetfoot.evaluate import Belief, Evaluator
+from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution.learner import EagerLearner, learner
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EpisodeStats, Log
@@ -84,8 +84,8 @@ class Parts:
             metrics = self.evaluator(self.agent.policy).metrics()
         else:
             agent = diagnosable(self.agent)
-            belief = Belief(agent.q, self.recipe.gamma)
-            metrics = self.evaluator(self.agent.policy, belief).metrics()
+            q_estimate = QEstimate(agent.q, self.recipe.gamma)
+            metrics = self.evaluator(self.agent.policy, q_estimate).metrics()
             metrics |= self._diagnose(agent, vec_steps)
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 

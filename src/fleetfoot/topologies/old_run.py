@@ -16,7 +16,7 @@ from fleetfoot.agents.contract import CanDiagnose
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
-from fleetfoot.evaluate import Belief, Evaluator
+from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EpisodeStats, Log, added
 from fleetfoot.log.timer import StepTimer
@@ -145,7 +145,7 @@ class Run(Learning):
         if not self.recipe.evaluation.diagnose:
             metrics = self.evaluator(self.agent.policy).metrics()
         else:
-            belief = Belief(self.diagnosed().q, self.recipe.gamma)
+            belief = QEstimate(self.diagnosed().q, self.recipe.gamma)
             metrics = self.evaluator(self.agent.policy, belief).metrics() | self.diagnose()
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 
