@@ -33,7 +33,7 @@ from fleetfoot.run.folder import (
     seed_folders,
     write_recipe,
 )
-from fleetfoot.run.ranks import Ranks, joined
+from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
 from fleetfoot.topologies.multi_seed import seeds as multi_seed
 
@@ -49,7 +49,7 @@ class LoadedPolicy(NamedTuple):
 
 def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
     """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as held:
         with ranks.raise_together():
             _check(recipe, ranks)
             place = new_folder(recipe, folder) if ranks.first else Path()
@@ -73,7 +73,7 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
     if count < 2:
         raise UserError(f"seeds must be at least 2, not {count}.")
     seeds = range(recipe.seed, recipe.seed + count)
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as held:
         _check_seeds(recipe, ranks)
         place = new_folder(recipe, folder)
         made = not place.exists()
@@ -108,7 +108,7 @@ def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False
                     f"{seed_folder} has another {path} than {folders[0]}: they cannot go on together; resume each "
                     "by itself."
                 )
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as held:
         _check_seeds(recipe, ranks)
         for seed_folder in folders:
             held.enter_context(alone(seed_folder))
@@ -140,7 +140,7 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
     place = run_of(folder)
     check_changes(read_recipe(folder), recipe)
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as held:
         with ranks.raise_together():
             _check(recipe, ranks)
             if ranks.first:

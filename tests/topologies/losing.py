@@ -64,11 +64,11 @@ def assert_counters_add_up(folder: Path, recipe: Recipe) -> None:
 def assert_adds_up(folder: Path) -> dict[str, Any]:
     """Gorila: every update is an accepted gradient of some bundle, and all shards have made the same. The last line."""
     shards = checkpoint.load(folder).state["server"]
-    books = shards[0]["books"]
-    assert {shard["version"] for shard in shards} == {sum(books["accepted"].values())}
-    assert sum(books["lags"]) <= sum(sum(books[k].values()) for k in ("accepted", "stale"))
+    stats = shards[0]["gradient_stats"]
+    assert {shard["updates"] for shard in shards} == {sum(stats["accepted"].values())}
+    assert sum(stats["lags"]) <= sum(sum(stats[k].values()) for k in ("accepted", "stale"))
     last = lines(folder)[-1]
-    assert last["updates"] == last["gradients/accepted"] == shards[0]["version"]
-    assert last["gradients/stale"] == sum(books["stale"].values())
-    assert last["gradients/outlying"] == sum(books["outlying"].values())
+    assert last["updates"] == last["gradients/accepted"] == shards[0]["updates"]
+    assert last["gradients/stale"] == sum(stats["stale"].values())
+    assert last["gradients/outlying"] == sum(stats["outlying"].values())
     return last

@@ -30,8 +30,8 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rng import RandomStream
-from fleetfoot.run.ranks import Ranks, ReportedElsewhere, joined
-from fleetfoot.run.sharded import bind, check_same, joint_spec
+from fleetfoot.run.ranks import Ranks, ReportedElsewhere, process_group
+from fleetfoot.run.sharded import check_same_weights, global_spec, synchronize_agent
 from fleetfoot.topologies import synchronous as synchronous_module
 from topologies.test_synchronous import SpoiledConfig, interrupted_at, small
 
@@ -70,31 +70,31 @@ def spec_of(name: str, num_envs: int) -> EnvSpec:
 
 
 def trained(name: str, ranks: Ranks) -> dict[str, Any]:
-    """An agent's state after the same transitions and batches, of which each rank gets its rows."""
+    """The state of an agent after fixed transitions and batches, of which each rank gets its rows."""
     spec = spec_of(name, ENVS // ranks.world)
     agent: Any = CONFIGS[name].build(
-        joint_spec(spec, ranks), gamma=0.9, total_updates=50, seed=0, device=CPU
+        global_spec(spec, ranks), gamma=0.9, total_updates=50, seed=0, device=CPU
     )
-    bind(agent, ranks, seed=100 + ranks.rank)
+    synchronize_agent(agent, ranks, seed=100 + ranks.rank)
     random = torch.Generator().manual_seed(1)
 
-    def own(rows: Tensor) -> Tensor:
+    def share(rows: Tensor) -> Tensor:
         return rows.chunk(ranks.world)[ranks.rank]
 
     def draw(*shape: int) -> Tensor:
-        return own(torch.randn(*shape, generator=random))
+        return share(torch.randn(*shape, generator=random))
 
     def obs(rows: int) -> Obs:
-        task = own(torch.arange(rows) % len(TASKS))
+        task = share(torch.arange(rows) % len(TASKS))
         actor = draw(rows, 3) * 3 + 1
         return Obs(actor, actor if name == "dqn" else draw(rows, 5), task)
 
     def action(rows: int) -> Tensor:
         if name == "dqn":
-            return own(torch.randint(4, (rows,), generator=random))
+            return share(torch.randint(4, (rows,), generator=random))
         return draw(rows, 2).tanh()
 
-    # FastSAC's noise: the joint draw, of which each rank takes its rows. (What ranks draw by themselves differs.)
+    # FastSAC's noise: each rank takes its rows of one common draw. (In a run each rank draws its own.)
     for noise in (v for v in vars(agent).values() if isinstance(v, RandomStream)):
         noise.normal = lambda rows, actions: draw(ROWS, actions)  # type: ignore[method-assign]
     for _ in range(STEPS):
@@ -106,7 +106,7 @@ def trained(name: str, ranks: Ranks) -> dict[str, Any]:
         rest = (action(ROWS), draw(ROWS), draw(ROWS).sigmoid())
         batch = Batch(obs(ROWS), *rest, obs(ROWS), draw(ROWS).sigmoid(), torch.arange(ROWS))
         agent.update(batch)
-    check_same(agent, ranks)
+    check_same_weights(agent, ranks)
     state: dict[str, Any] = agent.state_dict()
     return state
 
@@ -124,8 +124,8 @@ def recipe(name: str = "fast_td3/pendulum") -> Recipe:
     return replace(base, agent=replace(agent, v_max=10.0, normalize_reward=True))
 
 
-def talk(ranks: Ranks) -> None:
-    """The ways in which ranks speak to each other, each against what it should give."""
+def check_communication(ranks: Ranks) -> None:
+    """Each way of communication, against its expected result."""
     mean = ranks.mean([torch.full((2, 3), float(ranks.rank)), torch.tensor(ranks.rank * 4.0)])
     assert [m.tolist() for m in mean] == [[[0.5] * 3] * 2, 2.0]
     rows = [torch.arange(4).view(2, 2) + 10 * ranks.rank, torch.tensor([True, False])]
@@ -135,15 +135,15 @@ def talk(ranks: Ranks) -> None:
     assert ranks.gather_json("a" * (1 + 99 * ranks.rank)) == ["a", "a" * 100]
     assert ranks.any(ranks.rank == 1)
     assert not ranks.any(False)
-    assert ranks.first_says(lambda: {"rank": ranks.rank}) == {"rank": 0}
+    assert ranks.broadcast_from_first(lambda: {"rank": ranks.rank}) == {"rank": 0}
     with fails(ranks, "no room"), ranks.raise_together():
         if ranks.rank == 1:
             raise UserError("no room")
     tree = {"t": torch.arange(5, dtype=torch.int16), "nested": [{"x": torch.ones(2, 0)}, 0.5, None]}
-    got: list[Any] = []
-    ranks.assemble(tree, got.extend)
+    received: list[Any] = []
+    ranks.write_on_first(tree, received.extend)
     if ranks.first:
-        [other] = got
+        [other] = received
         assert torch.equal(other["t"], tree["t"])
         assert other["nested"][0]["x"].shape == (2, 0)
         assert other["nested"][1:] == [0.5, None]
@@ -152,20 +152,20 @@ def talk(ranks: Ranks) -> None:
         raise UserError("the disk is full")
 
     with fails(ranks, "the disk is full"):
-        ranks.assemble(tree, refuse)
+        ranks.write_on_first(tree, refuse)
 
 
 @contextmanager
 def fails(ranks: Ranks, line: str) -> Iterator[None]:
-    """All ranks fail for the same reason, and the first is the one to say it."""
+    """All ranks fail for the same reason, and the first one reports it."""
     with pytest.raises(UserError, match=line) as caught:
         yield
     assert isinstance(caught.value, ReportedElsewhere) != ranks.first
 
 
 def main(folder: Path) -> None:
-    with joined() as ranks:
-        talk(ranks)
+    with process_group() as ranks:
+        check_communication(ranks)
         states = {name: trained(name, ranks) for name in CONFIGS}
         torch.save(states, folder / f"agents-{ranks.rank}.pt")
 
@@ -179,7 +179,9 @@ def main(folder: Path) -> None:
         assert not train(recipe(name), folder / f"{tag}-parts").finished
         if ranks.rank == 1:
             synchronous_module.rollout = true
-        assert checkpoint.load(folder / f"{tag}-parts").step == 64  # the next question
+        assert (
+            checkpoint.load(folder / f"{tag}-parts").step == 64
+        )  # where ranks next exchange interrupts
         assert resume(folder / f"{tag}-parts").finished
     with fails(ranks, "num_envs is 9, which 2 processes cannot share evenly"):
         train(replace(recipe(), num_envs=9), folder / "odd")

@@ -139,8 +139,8 @@ class Killed:
         self.fleets: list[BundleFleet] = []
         begin = BundleFleet.start
 
-        def start(fleet: BundleFleet, state: Any) -> None:
-            begin(fleet, state)
+        def start(fleet: BundleFleet) -> None:
+            begin(fleet)
             self.fleets.append(fleet)
 
         monkeypatch.setattr(BundleFleet, "start", start)
@@ -172,9 +172,9 @@ def test_a_killed_bundle(
     assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
     assert "bundle 1 (environments of seed" in capsys.readouterr().err
     state = checkpoint.load(tmp_path / "run").state
-    assert state["lives"] == [0, 1]
-    books = state["server"][0]["books"]
-    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
+    assert state["incarnations"] == [0, 1]
+    stats = state["server"][0]["gradient_stats"]
+    arrived = sum(sum(stats[kind].values()) for kind in ("accepted", "stale", "outlying"))
     # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
     reported = 2 * (recipe.total_vec_steps - 3 * recipe.pace.warmup_vec_steps)
     assert reported <= arrived <= reported + 2 * 25
@@ -191,14 +191,14 @@ def test_a_killed_shard(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first decides for all and keeps the books; the server goes back to its checkpoint whichever is lost."""
+    """The first decides for all and counts the gradients; the server goes back to its checkpoint whichever is lost."""
     recipe, least = gorila(name)
     result = Killed(monkeypatch, ray).train("shard", shard, recipe, tmp_path / "run")
     assert result.counters.vec_steps == recipe.total_vec_steps
     assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
     assert f"shard {shard} of the server is lost" in capsys.readouterr().err
     state = checkpoint.load(tmp_path / "run").state
-    assert state["lives"] == [0, 0]
+    assert state["incarnations"] == [0, 0]
     assert state["generation"] == 2, "once back to a checkpoint, and once more when it is resumed"
     # What was learned since the last checkpoint is gone, and what was under way; no more.
     most = 2 * (recipe.total_vec_steps - 2 * recipe.pace.warmup_vec_steps)

@@ -23,7 +23,7 @@ from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.ranks import ALONE, Ranks
-from fleetfoot.run.sharded import check_same
+from fleetfoot.run.sharded import check_same_weights
 
 T = TypeVar("T")
 State = dict[str, Any]
@@ -172,7 +172,7 @@ class Journal:
                 metrics = self.log.read(self.counters())
             metrics |= self.timer.metrics() | {"time/compile_s": self.compile_seconds}
             if self.finished or self._evaluation_due():
-                metrics |= self.ranks.first_says(lambda: subject.evaluate(self.vec_steps))
+                metrics |= self.ranks.broadcast_from_first(lambda: subject.evaluate(self.vec_steps))
             with self.ranks.raise_together():
                 self.log.write(self.counters(), metrics)
             if EVAL_RETURN in metrics:
@@ -221,9 +221,9 @@ class Journal:
         self, subject: Subject, write: Callable[[Iterator[State]], None], *, with_replay: bool
     ) -> None:
         """Let the first rank write its state and the parts of all others."""
-        check_same(subject.agent, self.ranks)
+        check_same_weights(subject.agent, self.ranks)
         part = None if self.ranks.first else subject.state_dict(with_replay=with_replay)
-        self.ranks.assemble(part, write)
+        self.ranks.write_on_first(part, write)
 
     def save_interrupted(self, subject: Subject) -> None:
         """Save now, unless what would be saved is not finite, or is saved already."""

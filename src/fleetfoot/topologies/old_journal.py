@@ -25,7 +25,7 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import Replay
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.ranks import ALONE, Ranks
-from fleetfoot.run.sharded import check_same
+from fleetfoot.run.sharded import check_same_weights
 
 
 @dataclass(kw_only=True)
@@ -141,7 +141,7 @@ class Bookkeeping:
                 metrics = self.log.read(self.counters())
             metrics |= self.split.metrics() | {"time/compile_s": self.compile_seconds}
             if evaluate:
-                metrics |= self.ranks.first_says(self.evaluate)
+                metrics |= self.ranks.broadcast_from_first(self.evaluate)
             with self.ranks.raise_together():
                 self.log.write(self.counters(), metrics)
             if EVAL_RETURN in metrics:
@@ -154,9 +154,9 @@ class Bookkeeping:
         self.saved_at = self.vec_steps, self.updates
 
     def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
-        check_same(self.agent, self.ranks)
+        check_same_weights(self.agent, self.ranks)
         part = None if self.ranks.first else self.rank_state(with_replay=with_replay)
-        self.ranks.assemble(part, write)
+        self.ranks.write_on_first(part, write)
 
     def _write(self, parts: Iterator[Any]) -> None:
         assert self.checkpoint is not None

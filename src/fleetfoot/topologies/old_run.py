@@ -16,22 +16,22 @@ from fleetfoot.agents.contract import CanDiagnose
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
-from fleetfoot.evaluate import Belief, Evaluator
+from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EpisodeStats, Log, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
 from fleetfoot.run.clock import Clock
-from fleetfoot.run.ranks import Ranks, here
+from fleetfoot.run.ranks import Ranks, current_ranks
 from fleetfoot.run.sharded import (
-    bind,
-    carried_over,
+    adapt_state,
     generator_states,
-    joint_spec,
+    global_spec,
     rank_recipe,
-    reseed,
+    reseed_agent,
     restore_generators,
+    synchronize_agent,
 )
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.old_journal import Learning
@@ -58,7 +58,7 @@ class Run(Learning):
     ) -> Self:
         """Build everything from the recipe; then, if there is a state, put every part into it. `make_replay`: where
         the replay is not this run's own."""
-        ranks = here()
+        ranks = current_ranks()
         with ranks.raise_together():
             return cls._build(recipe, folder, state, ranks, make_replay)
 
@@ -89,8 +89,8 @@ class Run(Learning):
             device=device,
             beside=cls.bytes_beside(share, env.spec),
         )
-        agent = recipe.build_agent(joint_spec(env.spec, ranks), device)
-        bind(agent, ranks, seeds.agent)
+        agent = recipe.build_agent(global_spec(env.spec, ranks), device)
+        synchronize_agent(agent, ranks, seeds.agent)
         run = cls(
             recipe=recipe,
             share=share,
@@ -145,7 +145,7 @@ class Run(Learning):
         if not self.recipe.evaluation.diagnose:
             metrics = self.evaluator(self.agent.policy).metrics()
         else:
-            belief = Belief(self.diagnosed().q, self.recipe.gamma)
+            belief = QEstimate(self.diagnosed().q, self.recipe.gamma)
             metrics = self.evaluator(self.agent.policy, belief).metrics() | self.diagnose()
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 
@@ -193,14 +193,14 @@ class Run(Learning):
         if state.get("world", 1) != self.ranks.world:
             for name in ("replay", "generators"):
                 state.pop(name, None)
-            explorer = carried_over(state["explorer"], self.explorer.state_dict())
+            explorer = adapt_state(state["explorer"], self.explorer.state_dict())
             state = state | {"explorer": explorer, "env": None}
             state["episodes"] = self.episodes.state_dict()
         super()._load(state)
         if "generators" in state:
             restore_generators(self.agent, state["generators"])
         elif not self.ranks.first:
-            reseed(self.agent, self.recipe.seeds(self.ranks.rank).agent)
+            reseed_agent(self.agent, self.recipe.seeds(self.ranks.rank).agent)
         for name in ("explorer", "episodes"):
             getattr(self, name).load_state_dict(state[name])
         if state["env"] is not None:
