@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.replay.columns import of_columns, put_columns, put_finals
-from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.ring import TRUNCATED, Ring
 
 CPU = torch.device("cpu")
 
@@ -126,9 +126,9 @@ def test_where_room_is_short_the_newest_last_observations_stay() -> None:
     assert copy.finals == 6
     copy.load_state_dict(of_columns(whole, 2, 2, copy.finals))
     exact, ends = read(copy, 0, 2)[5:7]
-    ended = (ends > 0).nonzero().flatten()
-    assert len(ended) > 12
-    assert exact[ended].tolist() == [False] * (len(ended) - 6) + [True] * 6
+    truncated = (ends == TRUNCATED).nonzero().flatten()
+    assert len(truncated) > 6
+    assert exact[truncated].tolist() == [False] * (len(truncated) - 6) + [True] * 6
 
 
 def test_rings_that_are_not_equally_full_are_refused() -> None:

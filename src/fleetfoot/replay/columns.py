@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.ring import TRUNCATED, Ring
 
 BY_ENTRY = ("final_obs.actor", "final_obs.privileged", "final_owner")
 NUMBERED = (*BY_ENTRY, "entry", "final_count")  # not one value for each row
@@ -39,7 +39,7 @@ def of_columns(ring: Ring, first: int, width: int, room: int) -> dict[str, Any]:
     name = row.unsqueeze(1) * ring.columns + column  # [size, width]
     at = name % (ring.lines * ring.columns)
     entry = ring.entry[at].long()
-    kept = (ring.ends[at] > 0) & (ring.final_owner[entry] == name)
+    kept = (ring.ends[at] == TRUNCATED) & (ring.final_owner[entry] == name)
     entry, own_name = entry[kept][-room:], (row.unsqueeze(1) * width + column - first)[kept][-room:]
     for each in BY_ENTRY:
         if each in held:
