@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +18,16 @@ from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, Evaluator
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
-    alone,
     check_changes,
+    clear,
     differences,
+    folder_lock,
     has_checkpoint,
     may_change,
     new_folder,
-    nonempty,
+    new_run,
     read_recipe,
-    remove,
+    remove_if_empty,
     run_of,
     seed_folders,
     write_recipe,
@@ -48,22 +48,14 @@ class LoadedPolicy(NamedTuple):
 
 def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
     """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with joined() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
-            place = new_folder(recipe, folder) if ranks.first else Path()
-            made = not place.exists()
+            place = Path()
             if ranks.first:
-                place.mkdir(parents=True, exist_ok=True)
-                held.enter_context(alone(place))
-                write_recipe(place, recipe)
-        try:
-            return recipe.topology.run(recipe, place, None)
-        except UserError:
-            # What was wrong showed before anything was learned: leave no empty run behind.
-            if made and not has_checkpoint(place) and not nonempty(place / "metrics.jsonl"):
-                shutil.rmtree(place, ignore_errors=True)
-            raise
+                place = new_folder(recipe, folder)
+                stack.enter_context(new_run(place, recipe))
+        return recipe.topology.run(recipe, place, None)
 
 
 def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) -> list[Result]:
@@ -72,21 +64,15 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
     if count < 2:
         raise UserError(f"seeds must be at least 2, not {count}.")
     place = new_folder(recipe, folder)
-    made = not place.exists()
     seeds = range(recipe.seed, recipe.seed + count)
-    with joined() as ranks, contextlib.ExitStack() as held:
+    folders = [place / f"seed-{seed}" for seed in seeds]
+    with joined() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
-        folders = [place / f"seed-{seed}" for seed in seeds]
-        for seed, own in zip(seeds, folders, strict=True):
-            own.mkdir(parents=True)
-            held.enter_context(alone(own))
-            write_recipe(own, dataclasses.replace(recipe, seed=seed))
-        try:
-            return seeds_as_one.train_seeds(recipe, seeds, folders)
-        except UserError:
-            if made and not any(has_checkpoint(own) for own in folders):
-                shutil.rmtree(place, ignore_errors=True)
-            raise
+        if not place.exists():
+            stack.callback(remove_if_empty, place)
+        for seed, seed_folder in zip(seeds, folders, strict=True):
+            stack.enter_context(new_run(seed_folder, dataclasses.replace(recipe, seed=seed)))
+        return seeds_as_one.train_seeds(recipe, seeds, folders)
 
 
 def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
@@ -98,29 +84,27 @@ def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -
 def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> list[Result]:
     """`resume_as`, likewise; `recipe` is that of the first seed."""
     folders = _seeds_in(folder)
-    stored = [read_recipe(own) for own in folders]
+    stored = [read_recipe(seed_folder) for seed_folder in folders]
     check_changes(stored[0], recipe)
-    for own, each in zip(folders, stored, strict=True):
-        for path in differences(dataclasses.replace(stored[0], seed=each.seed), each):
+    for seed_folder, other in zip(folders, stored, strict=True):
+        for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{own} has another {path} than {folders[0]}: they cannot go on as one; resume each by itself."
+                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot be resumed as one; "
+                    "resume each by itself."
                 )
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with joined() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
-        for own in folders:
-            held.enter_context(alone(own))
-        begun = all(has_checkpoint(own) for own in folders)
-        if not (begun or restart):
-            raise UserError(
-                f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
-            )
+        for seed_folder in folders:
+            stack.enter_context(folder_lock(seed_folder))
+        begun = _begun(Path(folder), folders, restart)
         states = _seeds_states(folders, recipe) if begun else None
-        for own, each in zip(folders, stored, strict=True):
+        for seed_folder, other in zip(folders, stored, strict=True):
             if not begun:
-                _clear(own)
-            write_recipe(own, dataclasses.replace(recipe, seed=each.seed))
-        return seeds_as_one.train_seeds(recipe, [each.seed for each in stored], folders, states)
+                clear(seed_folder)
+            write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
+        seeds = [other.seed for other in stored]
+        return seeds_as_one.train_seeds(recipe, seeds, folders, states)
 
 
 def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
@@ -142,37 +126,38 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
     place = run_of(folder)
     check_changes(read_recipe(folder), recipe)
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with joined() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
             if ranks.first:
-                held.enter_context(alone(place))
-            begun = has_checkpoint(place)
-            if not (begun or restart):
-                raise UserError(
-                    f"{place} was stopped before its first checkpoint; add --restart to train it from the start."
-                )
+                stack.enter_context(folder_lock(place))
+            begun = _begun(place, [place], restart)
             state = _last_state(folder, recipe, ranks) if begun else None
-        if ranks.first:
-            if not begun:
-                _clear(place)
-            write_recipe(place, recipe)
+        with ranks.raise_together():  # only now: no rank has found anything wrong
+            if ranks.first:
+                if not begun:
+                    clear(place)
+                write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, state)
 
 
+def _begun(place: Path, folders: list[Path], restart: bool) -> bool:
+    """Is there a checkpoint in each of the folders? UserError where not, unless the run may `restart`."""
+    begun = all(map(has_checkpoint, folders))
+    if not (begun or restart):
+        raise UserError(
+            f"{place} was stopped before its first checkpoint; add --restart to train it from the start."
+        )
+    return begun
+
+
 def _seeds_in(folder: Path | str) -> list[Path]:
-    found = seed_folders(folder)
-    if not found:
+    folders = seed_folders(folder)
+    if not folders:
         raise UserError(
             f"{folder} holds no seeds that were trained as one: there is no seed-0 in it."
         )
-    return found
-
-
-def _clear(place: Path) -> None:
-    """What a run wrote before its first checkpoint."""
-    for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
-        remove(place / leftover)
+    return folders
 
 
 def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:

@@ -271,7 +271,10 @@ def test_load_policy_takes_the_best_or_where_there_is_none_the_last(tmp_path: Pa
 
 def test_a_second_process_stays_out(tmp_path: Path) -> None:
     folders.write_recipe(tmp_path, small_recipe())
-    with folders.alone(tmp_path), pytest.raises(UserError, match="another process is training"):
+    with (
+        folders.folder_lock(tmp_path),
+        pytest.raises(UserError, match="another process is training"),
+    ):
         resume(tmp_path, restart=True)
     assert not folders.has_checkpoint(tmp_path)
 
