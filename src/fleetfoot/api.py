@@ -259,18 +259,21 @@ def record_run(
     seed: int | None = None,
     strip: Path | str | None = None,
 ) -> Path:
-    """Film the policy in real time as MP4 (by default in the run's `videos/`), and cut a 4-frame PNG `strip`."""
-    place = run_of(folder)
+    """Film the policy in real time as MP4 or GIF, by the ending of `path` (by default an MP4 in the run's `videos/`),
+    and write four of its frames side by side to the PNG `strip`."""
     recipe = read_recipe(folder)
+    target = run_of(folder) / "videos" / f"{which}.mp4" if path is None else Path(path)
+    record.check_ending(target, *record.ENCODERS)
+    if strip is not None:
+        record.check_ending(Path(strip), ".png")
     chosen = recipe.seeds().evaluation if seed is None else seed
     with _evaluation_env(recipe, num_envs=1, seed=chosen, device="cpu") as env:
         policy = _policy(recipe, env.spec, Path(folder), which, "cpu")
         frames: Any = record.film(policy, env, seconds)
         if strip is not None:
             frames = list(frames)
-            record.strip(frames, Path(strip))
-        target = Path(path) if path is not None else place / "videos" / f"{which}.mp4"
-        return record.write_mp4(frames, record.frame_rate(env.spec), target)
+            record.write_strip(frames, Path(strip))
+        return record.write_film(frames, record.frame_rate(env.spec), target)
 
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
