@@ -81,6 +81,8 @@ def test_help_does_not_wait_for_torch() -> None:
         (["list", "--import", "nowhere"], "there is no Python module 'nowhere'"),
         (["list", "--import"], "--import needs the name"),
         (["list", "robots"], "robots"),
+        (["list", "--jsn"], "there is no option --jsn. Did you mean --json"),
+        (["list", "--foo=3", "recipes"], "there is no option --foo."),
         (["evaluate"], "which run?"),
         (["record", "runs/none"], "there is no run folder runs/none"),
         (["bench", "envs"], "Did you mean env"),
@@ -124,6 +126,23 @@ def test_list_names_recipes_and_environments(capsys: pytest.CaptureFixture[str])
     assert "MuJoCoConfig" not in out
     _, out, _ = call(capsys, "list", "environments")
     assert recipes.DEFAULT not in out
+
+
+def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "list", "--json")
+    assert (code, err) == (0, "")
+    listed = json.loads(out)
+    assert [row["name"] for row in listed["recipes"]] == recipes.names()
+    first = next(row for row in listed["recipes"] if row["name"] == TINY)
+    assert first["description"] == recipes.describe(TINY)
+    assert first["environment"]["part"] == "TensorConfig"
+    assert first["environment"]["task"] == "pendulum"
+    options = {row["part"]: row["option"] for row in listed["environments"]}
+    assert options["GymConfig"] == "--env.id"
+    _, out, _ = call(capsys, "list", "recipes", "--json")
+    assert json.loads(out) == listed["recipes"]
+    _, out, _ = call(capsys, "list", "--json", "environments")
+    assert json.loads(out) == listed["environments"]
 
 
 def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
