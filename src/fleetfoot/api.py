@@ -19,16 +19,15 @@ from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, Evaluator
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
-    alone,
     check_changes,
-    clear_run,
+    clear,
     differences,
+    folder_lock,
     has_checkpoint,
     may_change,
     new_folder,
-    nonempty,
+    new_run,
     read_recipe,
-    remove,
     run_of,
     seed_folders,
     write_recipe,
@@ -49,22 +48,14 @@ class LoadedPolicy(NamedTuple):
 
 def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
     """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
-    with process_group() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
-            place = new_folder(recipe, folder) if ranks.first else Path()
-            made = not place.exists()
+            place = Path()
             if ranks.first:
-                place.mkdir(parents=True, exist_ok=True)
-                held.enter_context(alone(place))
-                write_recipe(place, recipe)
-        try:
-            return recipe.topology.run(recipe, place, None)
-        except UserError:
-            # What was wrong showed before anything was learned: leave no empty run behind.
-            if made and not has_checkpoint(place) and not nonempty(place / "metrics.jsonl"):
-                shutil.rmtree(place, ignore_errors=True)
-            raise
+                place = new_folder(recipe, folder)
+                stack.enter_context(new_run(place, recipe))
+        return recipe.topology.run(recipe, place, None)
 
 
 def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) -> list[Result]:
@@ -73,19 +64,19 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
     if count < 2:
         raise UserError(f"seeds must be at least 2, not {count}.")
     seeds = range(recipe.seed, recipe.seed + count)
-    with process_group() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
         place = new_folder(recipe, folder)
-        made = not place.exists()
+        is_new = not place.exists()
         folders = multi_seed.make_folders(place, recipe, seeds)
         for seed_folder in folders:
-            held.enter_context(alone(seed_folder))
+            stack.enter_context(folder_lock(seed_folder))
         try:
             return multi_seed.train(recipe, seeds, folders)
         except UserError:
             if not any(has_checkpoint(seed_folder) for seed_folder in folders):
-                remove(place)
-                if not made:
+                shutil.rmtree(place, ignore_errors=True)
+                if not is_new:
                     place.mkdir()
             raise
 
@@ -105,20 +96,20 @@ def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False
         for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{seed_folder} has another {path} than {folders[0]}: they cannot go on together; resume each "
-                    "by itself."
+                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot go on together; "
+                    "resume each by itself."
                 )
-    with process_group() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
         for seed_folder in folders:
-            held.enter_context(alone(seed_folder))
+            stack.enter_context(folder_lock(seed_folder))
         if not (restart or any(has_checkpoint(seed_folder) for seed_folder in folders)):
             raise _no_checkpoint(Path(folder))
         if all(multi_seed.is_finished(seed_folder, recipe) for seed_folder in folders):
             raise _finished(Path(folder), recipe.total_vec_steps)
-        for seed_folder, own in zip(folders, stored, strict=True):
-            write_recipe(seed_folder, dataclasses.replace(recipe, seed=own.seed))
-        return multi_seed.train(recipe, [own.seed for own in stored], folders)
+        for seed_folder, other in zip(folders, stored, strict=True):
+            write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
+        return multi_seed.train(recipe, [other.seed for other in stored], folders)
 
 
 def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
@@ -140,19 +131,20 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
     place = run_of(folder)
     check_changes(read_recipe(folder), recipe)
-    with process_group() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
             if ranks.first:
-                held.enter_context(alone(place))
+                stack.enter_context(folder_lock(place))
             begun = has_checkpoint(place)
             if not (begun or restart):
                 raise _no_checkpoint(place)
             state = _last_state(folder, recipe, ranks) if begun else None
-        if ranks.first:
-            if not begun:
-                clear_run(place)
-            write_recipe(place, recipe)
+        with ranks.raise_together():  # only now: no rank has found anything wrong
+            if ranks.first:
+                if not begun:
+                    clear(place)
+                write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, state)
 
 
@@ -251,18 +243,21 @@ def record_run(
     seed: int | None = None,
     strip: Path | str | None = None,
 ) -> Path:
-    """Film the policy in real time as MP4 (by default in the run's `videos/`), and cut a 4-frame PNG `strip`."""
-    place = run_of(folder)
+    """Film the policy in real time as MP4 or GIF, by the ending of `path` (by default an MP4 in the run's `videos/`),
+    and write four of its frames side by side to the PNG `strip`."""
     recipe = read_recipe(folder)
+    target = run_of(folder) / "videos" / f"{which}.mp4" if path is None else Path(path)
+    record.check_ending(target, *record.ENCODERS)
+    if strip is not None:
+        record.check_ending(Path(strip), ".png")
     chosen = recipe.seeds().evaluation if seed is None else seed
     with _evaluation_env(recipe, num_envs=1, seed=chosen, device="cpu") as env:
         policy = _policy(recipe, env.spec, Path(folder), which, "cpu")
         frames: Any = record.film(policy, env, seconds)
         if strip is not None:
             frames = list(frames)
-            record.strip(frames, Path(strip))
-        target = Path(path) if path is not None else place / "videos" / f"{which}.mp4"
-        return record.write_mp4(frames, record.frame_rate(env.spec), target)
+            record.write_strip(frames, Path(strip))
+        return record.write_film(frames, record.frame_rate(env.spec), target)
 
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from fleetfoot.cli.form import flags_of, form_of, help_texts, parse, parse_recipe
+from fleetfoot.cli.form import parse, parse_recipe
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
 
@@ -218,17 +218,6 @@ def test_help_shows_the_real_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FormRound: A wheel that is round." in text
     assert "--wheels.slip {None|FormSlip}" in text
     assert "of the force that is lost (default: 0.2)" in text
-
-
-def test_every_flag_is_known_for_suggestions() -> None:
-    flags = list(flags_of(form_of(CART, fixed=("name",))))
-    assert {"--wheels.radius", "--wheels.no-driven", "--open-top", "--axle.side"} <= set(flags)
-    assert "--name" not in flags
-
-
-def test_help_texts_come_from_strings_below_and_comments_beside() -> None:
-    assert help_texts(FormRound)["radius"] == "Metres from hub to rim."
-    assert help_texts(FormSlip) == {"share": "of the force that is lost"}
 
 
 def test_plain_options_parse_too() -> None:

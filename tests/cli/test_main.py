@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +81,8 @@ def test_help_does_not_wait_for_torch() -> None:
         (["list", "--import", "nowhere"], "there is no Python module 'nowhere'"),
         (["list", "--import"], "--import needs the name"),
         (["list", "robots"], "robots"),
+        (["list", "--jsn"], "there is no option --jsn. Did you mean --json"),
+        (["list", "--foo=3", "recipes"], "there is no option --foo."),
         (["evaluate"], "which run?"),
         (["record", "runs/none"], "there is no run folder runs/none"),
         (["bench", "envs"], "Did you mean env"),
@@ -122,6 +126,23 @@ def test_list_names_recipes_and_environments(capsys: pytest.CaptureFixture[str])
     assert "MuJoCoConfig" not in out
     _, out, _ = call(capsys, "list", "environments")
     assert recipes.DEFAULT not in out
+
+
+def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "list", "--json")
+    assert (code, err) == (0, "")
+    listed = json.loads(out)
+    assert [row["name"] for row in listed["recipes"]] == recipes.names()
+    first = next(row for row in listed["recipes"] if row["name"] == TINY)
+    assert first["description"] == recipes.describe(TINY)
+    assert first["environment"]["part"] == "TensorConfig"
+    assert first["environment"]["task"] == "pendulum"
+    options = {row["part"]: row["option"] for row in listed["environments"]}
+    assert options["GymConfig"] == "--env.id"
+    _, out, _ = call(capsys, "list", "recipes", "--json")
+    assert json.loads(out) == listed["recipes"]
+    _, out, _ = call(capsys, "list", "--json", "environments")
+    assert json.loads(out) == listed["environments"]
 
 
 def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +189,50 @@ def test_a_folder_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "exists and is not empty" in refusal(capsys, "train", TINY, "--folder", "used")
     Path("used/recipe.json").write_text("{}")
     assert "fleetfoot resume used" in refusal(capsys, "train", TINY, "--folder", "used")
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("/sys/x", "cannot write /sys/x"),  # not even for root
+        ("notes.txt", "notes.txt is a file"),
+        ("notes.txt/run", "Not a directory"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "2")])
+def test_a_folder_that_cannot_be_made_gets_one_line(
+    capsys: pytest.CaptureFixture[str], folder: str, says: str, seeds: tuple[str, ...]
+) -> None:
+    Path("notes.txt").write_text("mine")
+    name = "fast_sac/pendulum"
+    assert says in refusal(capsys, "train", name, "--no-video", *seeds, "--folder", folder)
+    assert Path("notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_gets_one_line_and_leaves_no_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folders.os, "replace", full)
+    said = refusal(capsys, "train", TINY, "--no-video", "--folder", "run")
+    assert said == "fleetfoot: cannot write run/recipe.json: No space left on device.\n"
+    assert not Path("run").exists()
+
+
+def test_a_run_that_cannot_be_written_to_is_not_resumed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("run").mkdir()
+    folders.write_recipe(Path("run"), recipes.get(TINY))
+
+    def no_locks(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(folders.fcntl, "flock", no_locks)
+    assert "cannot write run: No locks available" in refusal(capsys, "resume", "run", "--restart")
 
 
 @pytest.mark.parametrize("name", recipes.names())

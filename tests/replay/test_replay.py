@@ -175,6 +175,51 @@ def test_time_limits_can_count_as_ends() -> None:
     assert bool((everything(replay).discount == 0).all())
 
 
+@pytest.mark.parametrize("lines_at_once", [1, 8])
+@pytest.mark.parametrize("stack", [1, 3])
+def test_terminations_take_no_room_from_truncations(lines_at_once: int, stack: int) -> None:
+    """Many falls, and a time limit: with the default room every truncated row still has its last observation."""
+    shape: dict[str, Any] = {"obs_shape": (3, 2), "frame_stack": 3} if stack == 3 else {}
+    spec = make_spec(4, episode_length=25, **shape)
+    replay = ReplayConfig(capacity=4 * 400).build(spec, gamma=0.9, seed=0, device=CPU)
+    random = torch.Generator().manual_seed(0)
+    episode_steps = torch.zeros(4, dtype=torch.int64)
+    obs = torch.zeros(4, *spec.obs_shape)
+    steps: list[Transition] = []
+    for _ in range(400):
+        episode_steps += 1
+        newest = torch.randn(4, *spec.obs_shape[stack > 1 :], generator=random)
+        next_obs = newest if stack == 1 else torch.cat([obs[:, 1:], newest.unsqueeze(1)], 1)
+        terminated = torch.rand(4, generator=random) < 0.06
+        truncated = (episode_steps == 25) & ~terminated
+        ended = terminated | truncated
+        steps.append(
+            Transition(
+                Obs(obs, obs),
+                torch.zeros(4, 2),
+                torch.zeros(4),
+                terminated,
+                truncated,
+                Obs(next_obs, next_obs),
+                {},
+            )
+        )
+        episode_steps[ended] = 0
+        obs = next_obs.clone()
+        obs[ended] = 0
+    for first in range(0, 400, lines_at_once):
+        replay.append_lines(steps[first : first + lines_at_once])
+    batch = everything(replay)
+    truncated = torch.cat([step.truncated for step in steps])
+    terminated = torch.cat([step.terminated for step in steps])
+    assert int(truncated.sum()) > 5
+    assert int(terminated.sum()) > replay.ring.finals
+    assert bool((batch.weight == 1).all())
+    following = torch.cat([step.next_obs.actor for step in steps])
+    assert torch.equal(batch.next_obs.actor[~terminated], following[~terminated])
+    assert bool((batch.discount[terminated] == 0).all())
+
+
 def test_truncations_whose_last_observation_is_gone_do_not_teach() -> None:
     """A side table that is too small loses the oldest entries: such rows get weight 0, all others stay exact."""
     spec = make_spec(2)

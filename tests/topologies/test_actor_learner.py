@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -251,7 +250,8 @@ def test_a_run_without_room_is_refused_also_on_a_ray_that_is_there(
 def test_ctrl_c_ends_a_run_that_waits_for_room(
     ray: Any, taken: int, seconds: float, tmp_path: Path
 ) -> None:
-    """All cores are taken, or all but the learner's and one actor's."""
+    """All cores are taken, or all but the learner's and one actor's. A run that ignores Ctrl-C gets its room after a
+    while, and finishes."""
 
     class Tenant:
         def here(self) -> None: ...
@@ -260,14 +260,15 @@ def test_ctrl_c_ends_a_run_that_waits_for_room(
     ray.get(tenant.here.remote())
     recipe = changed(small("apex_dqn/cartpole"), actors=2)
     timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
+    too_late = threading.Timer(120.0, lambda: ray.kill(tenant))
     timer.start()
-    begun = time.monotonic()
+    too_late.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             train(recipe, tmp_path / "run")
-        assert time.monotonic() - begun < seconds + 10
     finally:
         timer.join()
+        too_late.cancel()
         ray.kill(tenant)
 
 

@@ -73,8 +73,9 @@ def test_stages_take_turns_until_both_learners_have_compiled() -> None:
     run.device = torch.device("cpu")
     inside: list[int] = []
 
-    def most_at_once() -> int:
-        together = threading.Barrier(2, timeout=0.2)
+    def most_at_once(expected: int) -> int:
+        # Two who may both be inside meet sooner or later, however busy the machine is; two who may not never do.
+        together = threading.Barrier(2, timeout=60 if expected == 2 else 0.2)
 
         def work() -> None:
             with SplitRun.one_at_a_time(run):  # type: ignore[arg-type]
@@ -92,13 +93,13 @@ def test_stages_take_turns_until_both_learners_have_compiled() -> None:
             thread.join()
         return max(inside)
 
-    assert most_at_once() == 1
+    assert most_at_once(1) == 1
     run.learned_rounds["critic"] = SETTLED
-    assert most_at_once() == 1
+    assert most_at_once(1) == 1
     run.learned_rounds["policy"] = SETTLED
-    assert most_at_once() == 2
+    assert most_at_once(2) == 2
     run.learned_rounds["policy"], run.eager = 0, True
-    assert most_at_once() == 2
+    assert most_at_once(2) == 2
 
 
 def test_a_copy_has_its_own_memory_and_shares_what_was_shared() -> None:

@@ -208,11 +208,11 @@ def test_the_two_really_happen_at_the_same_time(tmp_path: Path) -> None:
 
         def step(action: torch.Tensor) -> Any:
             if parts.owed:
-                met.append(meeting.wait(timeout=20))
+                met.append(meeting.wait(timeout=120))
             return inner(action)
 
         def update_together(batch: Any) -> Any:
-            meeting.wait(timeout=20)
+            meeting.wait(timeout=120)
             return update(batch)
 
         parts.env.step = step  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
-from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.ring import TRUNCATED, Ring
 from fleetfoot.topologies.multi_seed.columns import put_columns, put_finals, take_columns
 
 CPU = torch.device("cpu")
@@ -120,15 +120,15 @@ def test_columns_of_a_ring_are_the_ring_they_would_be_alone(
 def test_where_room_is_short_the_newest_last_observations_stay() -> None:
     generator = torch.Generator().manual_seed(0)
     whole = ring(4, 30, 1.0, False)
-    for _ in range(25):
+    for _ in range(60):
         whole.append(vec_step(4, False, generator))
     copy = ring(2, 30, 0.1, False)
     assert copy.finals == 6
     copy.load_state_dict(take_columns(whole, 2, 2, copy.finals))
     exact, ends = read(copy, 0, 2)[5:7]
-    ended = (ends > 0).nonzero().flatten()
-    assert len(ended) > 12
-    assert exact[ended].tolist() == [False] * (len(ended) - 6) + [True] * 6
+    truncated = (ends == TRUNCATED).nonzero().flatten()
+    assert len(truncated) > 8
+    assert exact[truncated].tolist() == [False] * (len(truncated) - 6) + [True] * 6
 
 
 def test_rings_that_are_not_equally_full_are_refused() -> None:

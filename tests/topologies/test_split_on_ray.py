@@ -73,6 +73,7 @@ class Looking:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.seen: list[tuple[int, int, int]] = []
+        self.rounds: list[int] = []  # that each of the three has made
         self.acts: list[tuple[int, Callable[[], None]]] = []
         true = RaySplitRun.work
 
@@ -80,6 +81,7 @@ class Looking:
             true(run)
             a, v, p = run.gate.rounds.values()
             assert run.cfg.free or p <= v <= a <= v + run.cfg.lead <= p + 2 * run.cfg.lead
+            self.rounds = [a, v, p]
             self.seen.append((run.vec_steps, run.updates, run.policy_updates))
             for act in [act for step, act in self.acts if step <= run.vec_steps]:
                 act()
@@ -172,7 +174,8 @@ def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
     "slow", ["actor", "critic", pytest.param("policy", marks=pytest.mark.slow)]
 )
 def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, looking: Looking) -> None:
-    """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time."""
+    """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time. It
+    is counted in rounds: how long anybody waits depends on what else the machine does."""
     recipe = pql(
         total_vec_steps=130,
         batch_size=4,
@@ -190,8 +193,8 @@ def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, lookin
     assert result.counters.updates == 8 * (130 - 32)
     assert checkpoint.load(tmp_path / "run").state["policy_updates"] == 4 * (130 - 32)
     last = lines(tmp_path / "run")[-1]
-    waits = {stage: last[f"split/{stage}_wait_ms"] for stage in ("actor", "critic", "policy")}
-    assert 0 <= waits[slow] < max(waits.values()), waits
+    assert looking.rounds == [130, 130, 130]
+    assert all(last[f"split/{stage}_wait_ms"] >= 0 for stage in ("actor", "critic", "policy"))
     for name in ("acting_policy", "critic_learner_policy", "policy_learner_critic"):
         assert 0 <= last[f"split/{name}_lag"] <= 2 * SplitLearnersConfig().lead
 
@@ -227,12 +230,28 @@ def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Looking) -> None:
-    recipe = pql(topology=on_ray(free=True), env=SkewedEnvConfig(seconds=0.2), log=RARELY)
-    looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
+def test_free_nobody_waits_for_anybody(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulator that stands still in one vec step until the learners have made many more updates than are owed."""
+    go_on = tmp_path / "go-on"
+    recipe = pql(
+        topology=on_ray(free=True),
+        env=SkewedEnvConfig(waits_at=45, waits_for=str(go_on)),
+        log=RARELY,
+    )
+    true = RaySplitRun.work
+
+    def work(run: RaySplitRun) -> None:
+        true(run)
+        if run.updates > 2 * 8 * (45 - 32):
+            go_on.touch()
+
+    monkeypatch.setattr(RaySplitRun, "work", work)
     result = train(recipe, tmp_path / "run")
-    assert not result.finished
-    assert result.counters.updates > 2 * 8 * (result.counters.vec_steps - 32)
+    assert result.finished
+    assert go_on.exists()
+    assert result.counters.updates > 2 * 8 * (45 - 32)
     assert_at_a_common_point(tmp_path / "run", result)
 
 

@@ -69,10 +69,17 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
     if video and result.finished:
         try:
             film = api.record_run(folder)
-        except UserError as why:
-            print(f"fleetfoot: no video: {why}", file=sys.stderr)
+        except (Exception, KeyboardInterrupt) as error:  # the training was good, whatever fails now
+            print(f"fleetfoot: no video: {_one_line(error)}", file=sys.stderr)
     print(report(result, film, imports))
     return 0 if result.finished else INTERRUPTED
+
+
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ class ReplayConfig:
     bootstrap_truncated: bool = True
     """False: a time limit counts as the end of the task."""
     final_share: float = 1 / 64
-    """Room for the last observations of episodes, as a share of all rows."""
+    """Room for the last observations of truncated episodes, as a share of all rows."""
     sampler: SamplerConfig = UniformConfig()
 
     def rows(self, spec: EnvSpec) -> int:
@@ -135,7 +135,7 @@ class Replay:
         """Store several vec steps that follow one another, in a few operations for all of them; td_error [L, N]."""
         ring = self.ring
         ring.write_as(writer)
-        # At once no more than the ring has rows, and than its side table has room for if every row ends.
+        # At once no more than the ring has rows, and than its side table has room for if every row is truncated.
         most = min(ring.rows, ring.finals // ring.width)
         for at in range(0, len(steps), most):
             some = steps[at : at + most]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot.config import dumps, from_json
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, writing
 from fleetfoot.recipe import Recipe
 
 try:
@@ -66,9 +66,12 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
     """Where a new run goes. An existing folder must be empty: nothing is ever overwritten."""
     if folder is not None:
         place = Path(folder)
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
-            raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
+        with writing(place):
+            if place.is_file():
+                raise UserError(f"{place} is a file; give another --folder.")
+            if place.exists() and any(place.iterdir()):
+                go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
+                raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
         return place
     name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     places = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in range(1, 1000))
@@ -157,37 +160,64 @@ def look_up(value: Any, path: str) -> Any:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    hidden = folder / ".recipe.json.partial"
-    hidden.write_text(dumps(recipe))
-    os.replace(hidden, folder / "recipe.json")
+    _write(folder / "recipe.json", dumps(recipe))
 
 
-def clear_run(folder: Path) -> None:
-    """Remove what a run wrote before its first checkpoint."""
-    for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
-        remove(folder / leftover)
+def _write(path: Path, text: str) -> None:
+    """Whole, or not at all."""
+    hidden = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        hidden.write_text(text)
+        os.replace(hidden, path)
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The lock goes with the process that holds it, however it ends."""
+def new_run(folder: Path, recipe: Recipe) -> Iterator[None]:
+    """Make the folder of a run and lock it. If the run fails before it has learned anything, no folder is left."""
+    with writing(folder):
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with folder_lock(folder):
+            write_recipe(folder, recipe)
+            yield
+    except UserError:
+        if is_new and not has_checkpoint(folder) and not _has_content(folder / "metrics.jsonl"):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder. The lock is released when the process ends, however it ends."""
     if fcntl is None:
         yield
         return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is training in {folder}.") from None
+    with contextlib.ExitStack() as stack:
+        with writing(folder):
+            file = stack.enter_context((folder / ".lock").open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is training in {folder}.") from None
         yield
 
 
-def nonempty(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def clear(folder: Path) -> None:
+    """Remove what a run wrote before its first checkpoint."""
+    with writing(folder):
+        for name in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+            path = folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()

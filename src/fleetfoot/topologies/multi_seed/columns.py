@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fleetfoot.replay.ring import Ring
+from fleetfoot.replay.ring import TRUNCATED, Ring
 
 BY_ENTRY = ("final_obs.actor", "final_obs.privileged", "final_owner")
 NUMBERED = (*BY_ENTRY, "entry", "final_count")  # not one value for each row
@@ -40,7 +40,7 @@ def take_columns(ring: Ring, first: int, width: int, room: int) -> dict[str, Any
     name_there = row.unsqueeze(1) * width + column - first
     address = name_here % (ring.lines * ring.columns)
     entry = ring.entry[address].long()
-    has_entry = (ring.ends[address] > 0) & (ring.final_owner[entry] == name_here)
+    has_entry = (ring.ends[address] == TRUNCATED) & (ring.final_owner[entry] == name_here)
     entry, owner = entry[has_entry][-room:], name_there[has_entry][-room:]
     for name in BY_ENTRY:
         if name in stored:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleetfoot import checkpoint
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.run.folder import clear_run, has_checkpoint, write_recipe
+from fleetfoot.run.folder import clear, has_checkpoint, write_recipe
 from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_not_batched
 
 
@@ -41,7 +41,7 @@ def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list
             raise NotBatched(why)
         if common is None:
             for folder in folders:
-                clear_run(folder)
+                clear(folder)
             return train_batched(recipe, seeds, folders, [None] * len(seeds))
         # Loaded one after the other: each may hold a large replay.
         states = (checkpoint.load(steps[common]).state for steps in saved)
@@ -63,7 +63,7 @@ def train_in_turn(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path])
         if has_checkpoint(folder):
             state = checkpoint.load(folder, with_replay=with_replay).state
         else:
-            clear_run(folder)
+            clear(folder)
         results.append(recipe.topology.run(replace(recipe, seed=seed), folder, state))
         if not results[-1].finished:
             break
