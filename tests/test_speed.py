@@ -36,7 +36,7 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
-from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
+from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -16,7 +16,7 @@ from fleetfoot.log.split import TimeSplit
 from fleetfoot.run.build import Run
 from fleetfoot.run.clock import Clock
 from fleetfoot.topologies.synchronous import vec_steps
-from topologies.test_synchronous import small
+from support.runs import small
 
 CPU = torch.device("cpu")
 

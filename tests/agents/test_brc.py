@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.brc import BRC, BRCConfig
 from fleetfoot.api import load_policy
@@ -26,7 +25,8 @@ from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.recipe import Recipe
 from oracles import categorical as oracle
-from reaching import train_until
+from support.made_up import CPU, make_batch, make_spec, make_transition
+from support.train_until import train_until
 
 TINY = BroNetConfig(width=16, blocks=1)
 SMALL = BRCConfig(atoms=11, task_embedding=4, policy_net=TINY, critic_net=TINY)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.bro import BRO, BROConfig
 from fleetfoot.data import Continuous, Discrete
@@ -22,7 +21,8 @@ from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.run.build import Run
 from fleetfoot.topologies.synchronous import vec_steps
-from reaching import train_until
+from support.made_up import CPU, make_batch, make_spec, make_transition
+from support.train_until import train_until
 
 TINY = BroNetConfig(width=16, blocks=1)
 SMALL = BROConfig(

@@ -10,15 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from agents.made_up import (
-    CPU,
-    QUIET,
-    make_batch,
-    make_spec,
-    make_transition,
-    parameters,
-    small_run,
-)
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.contract import ActorCritic
 from fleetfoot.agents.ddpg import DDPG, DDPGConfig
@@ -29,6 +20,15 @@ from fleetfoot.explore import EpsilonLadderConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.ops.clip_gradient import clip_gradient
 from fleetfoot.optim import AdamConfig, LocalStepper
+from support.made_up import (
+    CPU,
+    QUIET,
+    make_batch,
+    make_spec,
+    make_transition,
+    parameters,
+    small_run,
+)
 
 SMALL = DDPGConfig(
     critics=2,

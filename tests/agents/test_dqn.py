@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents import made_up
-from agents.made_up import CPU, QUIET, make_obs, parameters, small_run
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.dqn import DQN, DQNConfig
 from fleetfoot.api import resume, train
@@ -22,6 +20,8 @@ from fleetfoot.nn.dueling import DuelingHead
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamConfig, LocalStepper
+from support import made_up
+from support.made_up import CPU, QUIET, make_obs, parameters, small_run
 
 SMALL = DQNConfig(
     target_every=3,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from agents.made_up import CPU, make_batch, make_spec, make_transition, parameters
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
+from support.made_up import CPU, make_batch, make_spec, make_transition, parameters
 
 SMALL = FastTD3Config(
     v_min=-5.0,

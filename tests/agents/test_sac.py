@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.sac import SAC, ReDoConfig, ResetsConfig, SACConfig
 from fleetfoot.data import Batch, Discrete
@@ -26,6 +25,7 @@ from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Result
 from fleetfoot.recipes.sac import COMBINATIONS, combined
+from support.made_up import CPU, make_batch, make_spec, make_transition
 
 QUIET = LogConfig(every_vec_steps=100_000, console=False)
 NET = MLPConfig(hidden=(16, 16), start="orthogonal")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, resume, train
 from fleetfoot.agents.vpl import VPL, VPLConfig
 from fleetfoot.checkpoint import CheckpointConfig
@@ -27,8 +26,9 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import UniformConfig
-from reaching import train_until
-from topologies.test_synchronous import agent_state, assert_same, small
+from support.made_up import CPU, make_batch, make_spec, make_transition
+from support.runs import agent_state, assert_same, small
+from support.train_until import train_until
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
 SMALL = VPLConfig(policy_net=TINY, critic_net=TINY)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from cli.test_main import call, refusal
 from fleetfoot.bench import learner as bench_learner
 from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.run import build as run
+from support.command import call, refusal
 
 
 @pytest.fixture(autouse=True)

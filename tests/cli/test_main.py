@@ -10,29 +10,11 @@ from pathlib import Path
 import pytest
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, main, take_imports
+from fleetfoot.cli.main import COMMANDS, take_imports
 from fleetfoot.run import folder as folders
+from support.command import call, refusal
 
 TINY = "fast_td3/pendulum"
-
-
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """Run the command in this process: exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What the command says to arguments it must refuse: one line, code 2, nothing on stdout."""
-    code, out, err = call(capsys, *args)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("fleetfoot: ")
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.fixture(autouse=True)

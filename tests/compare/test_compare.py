@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare.fake_runs import make_run
 from fleetfoot.compare import Ask, Bootstrap, Comparison, compare, find, read
 from fleetfoot.compare.intervals import (
     estimate,
@@ -20,6 +19,7 @@ from fleetfoot.compare.intervals import (
 )
 from fleetfoot.compare.ranges import known_range
 from fleetfoot.errors import UserError
+from support.fake_runs import make_run
 
 metrics = pytest.importorskip("rliable.metrics")
 

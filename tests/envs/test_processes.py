@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def fake(num_envs: int, seed: int = 0, processes: int = 2, **kwargs: Any) -> ProcessEnv:
-    return ProcessEnv("fake", "fake_gym:Fake-v0", kwargs, num_envs, processes, seed, CPU)
+    return ProcessEnv("fake", "support.fake_gym:Fake-v0", kwargs, num_envs, processes, seed, CPU)
 
 
 def alive(pid: int) -> bool:

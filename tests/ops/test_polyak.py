@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from agents.made_up import CPU, make_batch, make_spec
 from fleetfoot.agents.brc import BRCConfig
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
@@ -24,6 +23,7 @@ from fleetfoot.nn.simba import Dense, SimbaV2Config
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.ops.polyak import polyak_, target_copy
+from support.made_up import CPU, make_batch, make_spec
 
 SPECTRAL = MLPConfig(hidden=(16, 16), spectral_norm=True)
 

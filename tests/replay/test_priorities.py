@@ -17,8 +17,8 @@ from fleetfoot.replay.evict import FifoConfig, Inverse, InverseConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import Proportional, ProportionalConfig, UniformConfig
 from oracles.replay import OracleReplay
-from reaching import train_until
-from replay.test_replay import CPU, Stream, make_spec
+from support.streams import CPU, Stream, make_spec
+from support.train_until import train_until
 
 HARD = FifoConfig(slack=0.0)
 

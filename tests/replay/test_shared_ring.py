@@ -16,8 +16,7 @@ from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
 from fleetfoot.replay.samplers import Drawn, ProportionalConfig
 from fleetfoot.replay.shared_ring import SharedRing
-from replay.test_frames import Film, frame_spec
-from replay.test_replay import Stream, make_spec
+from support.streams import Film, Stream, frame_spec, make_spec
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from fleetfoot.run.build import Run
 from fleetfoot.topologies import synchronous as synchronous_module
 from fleetfoot.topologies.overlap import TURN_SECONDS
 from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
-from topologies.test_synchronous import (
+from support.runs import (
     agent_state,
     assert_same,
     interrupted_at,

@@ -30,23 +30,17 @@ from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.pql import loop as split_module
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from reaching import train_until
-from topologies.test_synchronous import (
+from support.runs import (
     QUIET,
     agent_state,
     assert_same,
     interrupted_at,
-    small,
+    short,
     tensors,
 )
+from support.train_until import train_until
 
 LOCKSTEP = SplitLearnersConfig(lockstep=True)
-
-
-def short(name: str, policy_every: int = 2, **changes: Any) -> Recipe:
-    recipe = small(name, **({"total_vec_steps": 60} | changes))
-    agent: Any = recipe.agent
-    return replace(recipe, agent=replace(agent, policy_every=policy_every))
 
 
 AGENTS = [

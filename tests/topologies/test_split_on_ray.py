@@ -40,9 +40,8 @@ from fleetfoot.topologies.pql.processes import RoleConfig
 from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
 from fleetfoot.topologies.ray.cluster import Restarts, pack_recipe, to_tensors
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.skewed import SkewedDDPGConfig, SkewedEnvConfig
-from topologies.test_split_learners import short
-from topologies.test_synchronous import QUIET, agent_state, assert_same, tensors
+from support.runs import QUIET, agent_state, assert_same, short, tensors
+from support.skewed import SkewedDDPGConfig, SkewedEnvConfig
 
 RARELY = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
 AT_THE_END = EvaluationConfig(every_vec_steps=0, episodes=1)

@@ -1,4 +1,4 @@
-"""A small Gymnasium environment for the tests of process pools; as "fake_gym:Fake-v0"."""
+"""A small Gymnasium environment for the tests of process pools; as "support.fake_gym:Fake-v0"."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from fleetfoot.rng import RandomStream
 from fleetfoot.run.ranks import Ranks, ReportedElsewhere, joined
 from fleetfoot.run.sharded import bind, check_same, joint_spec
 from fleetfoot.topologies import synchronous as synchronous_module
-from topologies.test_synchronous import SpoiledConfig, interrupted_at, small
+from support.runs import SpoiledConfig, interrupted_at, small
 
 CPU = torch.device("cpu")
 NET = MLPConfig(hidden=(16,))
