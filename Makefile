@@ -1,7 +1,7 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests, with coverage
 # make check                                 lint, format, types, import layering
-# make bench [ARGS="env replay peers"]       measurements, written to benchmarks/results/
+# make bench [ARGS="env replay peers"]       measurements, each with its defaults, written to benchmarks/results/
 # make clean | distclean                     remove caches | and the virtual environment; runs/ stays
 #
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
@@ -37,7 +37,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	set -e; for name in $(or $(ARGS),env replay peers); do $(BIN)/fleetfoot bench $$name; done
+	set -e; for name in $(or $(ARGS),env replay peers); do $(BIN)/python -m benchmarks $$name; done
 
 # torch goes first and alone: resolved together with packages that ask for it, pip may prefer a build with several GiB
 # of CUDA libraries to the one that the machine's index offers for its hardware.

@@ -158,26 +158,3 @@ def test_every_recipe_goes_to_json_and_back(name: str, tmp_path: Path) -> None:
     folders.write_recipe(tmp_path, recipe)
     assert folders.read_recipe(tmp_path) == recipe
     assert json.loads((tmp_path / "recipe.json").read_text())["name"] == recipe.name
-
-
-def test_bench_writes_its_figures_with_their_provenance(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fleetfoot.cli import bench
-
-    monkeypatch.setitem(bench.BENCHMARKS, "fake", ("fleetfoot.cli.bench:fake", "a fake"))
-    monkeypatch.setattr(bench, "fake", fake_bench, raising=False)
-    code, out, _ = call(capsys, "bench", "fake", "--steps", "12", "--out", "x/fake.json")
-    assert code == 0
-    assert "12,000" in out
-    written = json.loads(Path("x/fake.json").read_text())
-    assert written["arguments"] == {"steps": 12, "tasks": ["a"]}
-    assert written["result"]["rows"] == [{"name": "a", "speed": 12000.0}]
-    assert written["provenance"]["versions"]["torch"]
-    assert written["provenance"]["hardware"]["usable_cores"] >= 1
-    assert "--stepz" in refusal(capsys, "bench", "fake", "--stepz", "3")
-
-
-def fake_bench(*, steps: int = 3, tasks: tuple[str, ...] = ("a",)) -> dict[str, object]:
-    """Count."""
-    return {"rows": [{"name": name, "speed": steps * 1000.0} for name in tasks]}

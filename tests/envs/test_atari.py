@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.atari import bench_atari
+from benchmarks.speed.atari import bench_atari
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Discrete, Step
 from fleetfoot.envs import atari

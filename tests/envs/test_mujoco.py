@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfoot.bench.env import bench_env
+from benchmarks.speed.env import bench_env
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs import render

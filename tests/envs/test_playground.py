@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.speed.env import bench_env
+from benchmarks.speed.playground import bench_playground
 from fleetfoot import checkpoint, recipes
-from fleetfoot.bench.env import bench_env
-from fleetfoot.bench.playground import bench_playground
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv
 from fleetfoot.envs.playground import task as playground_task

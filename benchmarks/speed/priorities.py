@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.rates import stretch
+from benchmarks.rates import stretch
 from fleetfoot.data import Continuous, EnvSpec
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import Proportional, ProportionalConfig

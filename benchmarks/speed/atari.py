@@ -7,14 +7,13 @@ play the same game from the same seeds with the same actions.
 from __future__ import annotations
 
 import importlib.metadata
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from fleetfoot.bench.rates import player, take_turns
+from benchmarks.rates import medians, player, take_turns
 from fleetfoot.data import Discrete
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig, rom_of
 from fleetfoot.errors import UserError
@@ -46,9 +45,9 @@ def bench_atari(
     ours = player(lambda action: env.step(torch.from_numpy(action)), script)
     bare = player(bare_step(game, num_envs, threads, seeds), script)
     contestants = {"fleetfoot": ours, "bare": bare}
-    seen = take_turns(contestants, seconds, rounds, times=num_envs)
+    rates = take_turns(contestants, seconds, rounds, times=num_envs)
     env.close()
-    speed = {name: statistics.median(rates) for name, rates in seen.items()}
+    speed = medians(rates)
     ratio = speed["fleetfoot"] / speed["bare"]
     return {
         "game": game,
@@ -60,7 +59,7 @@ def bench_atari(
         "frames_per_second_per_thread": {
             name: rate * FRAME_SKIP / min(threads, num_envs) for name, rate in speed.items()
         },
-        "rounds_env_steps_per_second": seen,
+        "rounds_env_steps_per_second": rates,
         "ratio_to_bare": ratio,
         "bar": BAR,
         "passed": ratio >= BAR,

@@ -9,18 +9,16 @@ serialises it as it would for another process.
 from __future__ import annotations
 
 import pickle
-import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.rates import Contestant, medians, player, take_turns
+from benchmarks.speed.atari import BAR, bare_step
 from fleetfoot import recipes
-from fleetfoot.bench.atari import BAR, bare_step
-from fleetfoot.bench.rates import player, take_turns
 from fleetfoot.data import Discrete, Obs
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig
 from fleetfoot.errors import UserError
@@ -54,12 +52,12 @@ def bench_apex(
     bare = player(bare_step(game, num_envs, 1, probe.seeds), script, time.process_time)
     probe.close()
     sent: dict[str, int] = {}
-    contestants: dict[str, Callable[[float], float]] = {"bare": bare}
+    contestants: dict[str, Contestant] = {"bare": bare}
     for name, (actor, weights) in actors.items():
         contestants[f"actor_{name}"] = _collector(name, actor, weights, lines, sent)
     # The first blocks wait for their windows.
-    seen = take_turns(contestants, seconds, rounds, times=num_envs, warm_up=0.5)
-    speed = {name: statistics.median(rates) for name, rates in seen.items()}
+    rates = take_turns(contestants, seconds, rounds, times=num_envs, warm_up=0.5)
+    speed = medians(rates)
     ratios = {name: speed[name] / speed["bare"] for name in speed if name != "bare"}
     agents = {name: actor.agent for name, (actor, _) in actors.items()}
     return {
@@ -68,7 +66,7 @@ def bench_apex(
         "block_vec_steps": lines,
         "rounds": rounds,
         "frames_per_second_per_core": {name: rate * FRAME_SKIP for name, rate in speed.items()},
-        "rounds_env_steps_per_second": seen,
+        "rounds_env_steps_per_second": rates,
         "ratio_to_bare": ratios,
         "network_microseconds_per_row": _network(agents, actors["float32"][0].spec, num_envs),
         "bytes_sent_per_row": {name: sent[name] / (lines * num_envs) for name in sent},
@@ -86,7 +84,7 @@ def _actor(recipe: Any, *, bf16: bool) -> tuple[Actor, Any]:
 
 def _collector(
     name: str, actor: Actor, weights: Any, lines: int, sent: dict[str, int]
-) -> Callable[[float], float]:
+) -> Contestant:
     """A function that collects for some seconds and tells the vec steps per second."""
 
     def play(seconds: float) -> float:
@@ -107,7 +105,7 @@ def _collector(
 def _network(agents: dict[str, Any], spec: Any, rows: int) -> dict[str, float]:
     """The least time that the behaviour network takes, for a batch of `rows`, per row."""
     image = torch.randint(256, (rows, *spec.obs_shape), dtype=torch.uint8)
-    obs, found = Obs(image, image), {}
+    obs, microseconds = Obs(image, image), {}
     for name, agent in agents.items():
         times = []
         for _ in range(20):
@@ -115,5 +113,5 @@ def _network(agents: dict[str, Any], spec: Any, rows: int) -> dict[str, float]:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=name == "bf16"):
                 agent.behaviour(obs)
             times.append(time.process_time() - start)
-        found[name] = min(times) / rows * 1e6
-    return found
+        microseconds[name] = min(times) / rows * 1e6
+    return microseconds

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.rates import stretch, wait
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
-from fleetfoot.bench.rates import wait
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution.learner import EagerLearner, Mode, Precision, learner
@@ -75,15 +74,15 @@ def bench_learner(
     :param device: auto, cpu, cuda or cuda:K.
     """
     place = resolve_device(device)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if check:
-        found["same_weights"] = [compare(name, p, place) for name in sizes for p in PRECISIONS]
+        result["same_weights"] = [compare(name, p, place) for name in sizes for p in PRECISIONS]
     rate = matrix_rate(place)
-    found["matrix_products"] = {"TFLOP/s of one large bf16 product": rate / 1e12}
-    found["updates"] = [
+    result["matrix_products"] = {"TFLOP/s of one large bf16 product": rate / 1e12}
+    result["updates"] = [
         measure(name, mode, precision, updates, place, rate) for name in sizes for mode in modes
     ]
-    return found
+    return result
 
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
@@ -127,13 +126,13 @@ def compare(name: str, precision: Precision, device: torch.device) -> dict[str, 
     size = SIZES[name]
     mode: Mode = "captured" if device.type == "cuda" else "compiled"
     agents = []
-    for each in ("eager", mode):
-        agent, _, learn = build(size, each, precision, device)
+    for asked in ("eager", mode):
+        agent, _, learn = build(size, asked, precision, device)
         start = _weights(agent)
         for _ in range(6):
             learn(size.updates)
-        if learn.mode != each:
-            raise UserError(f"{each} updates were asked for, but these were {learn.mode}.")
+        if learn.mode != asked:
+            raise UserError(f"{asked} updates were asked for, but these were {learn.mode}.")
         agents.append(_weights(agent))
     eager, other = agents
     apart, moved = (eager - other).abs(), (eager - start).abs()
@@ -199,15 +198,15 @@ def noise(spec: EnvSpec, rows: int) -> list[Transition]:
         )
 
     no = torch.zeros(envs, dtype=torch.bool, device=device)
-    seen = [obs() for _ in range(9)]
+    observations = [obs() for _ in range(9)]
     some = [
         Transition(
-            seen[i],
+            observations[i],
             normal(envs, spec.action.size).clamp(-1, 1),
             normal(envs),
             torch.rand(envs, generator=random, device=device) < 0.002,
             no,
-            seen[i + 1],
+            observations[i + 1],
             {},
         )
         for i in range(8)
@@ -239,18 +238,8 @@ def matrix_rate(device: torch.device) -> float:
     def product() -> None:
         torch.mm(a, b)
 
-    return 2 * side**3 / _seconds_each(product, device)
-
-
-def _seconds_each(work: Callable[[], None], device: torch.device, times: int = 20) -> float:
-    for _ in range(3):
-        work()
-    wait(device)
-    begun = time.perf_counter()
-    for _ in range(times):
-        work()
-    wait(device)
-    return (time.perf_counter() - begun) / times
+    stretch(product, 0.0, device)  # warm-up
+    return 2 * side**3 * stretch(product, 0.05, device)
 
 
 def forget(device: torch.device) -> None:

@@ -7,8 +7,6 @@ were drawn beforehand.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,8 @@ import numpy as np
 import torch
 from mujoco import rollout
 
-from fleetfoot.bench.playground import bench_playground
+from benchmarks.rates import Contestant, medians, player, take_turns
+from benchmarks.speed.playground import bench_playground
 from fleetfoot.envs.mujoco import MuJoCoEnv
 from fleetfoot.envs.mujoco import tasks as mujoco_tasks
 from fleetfoot.envs.playground import PlaygroundConfig
@@ -68,17 +67,11 @@ def bench_env(
             "gymnasium_sync": _gymnasium(task, num_envs, "sync", seed, closers),
             "gymnasium_async": _gymnasium(task, num_envs, "async", seed, closers),
         }
-        share = seconds / (rounds * len(contestants))
-        seen: dict[str, list[float]] = {name: [] for name in contestants}
-        for step in contestants.values():
-            step()  # warm up
-        for _ in range(rounds):
-            for name, step in contestants.items():
-                seen[name].append(num_envs * _rate(step, share))
+        rates = take_turns(contestants, seconds, rounds, times=num_envs)
     finally:
         for close in closers:
             close()
-    speed = {name: statistics.median(values) for name, values in seen.items()}
+    speed = medians(rates)
     best = max(speed["gymnasium_sync"], speed["gymnasium_async"])
     return {
         "task": task,
@@ -88,43 +81,33 @@ def bench_env(
         "mujoco": mujoco.__version__,
         "gymnasium": gymnasium.__version__,
         "env_steps_per_second": speed,
-        "rounds_env_steps_per_second": seen,
+        "rounds_env_steps_per_second": rates,
         "ratio_to_raw": speed["fleetfoot"] / speed["raw"],
         "ratio_to_best_gymnasium": speed["fleetfoot"] / best,
     }
 
 
-def _rate(step: Callable[[], None], seconds: float) -> float:
-    """Calls per second over at least `seconds`."""
-    calls, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds or calls == 0:
-        step()
-        calls += 1
-    return calls / spent
-
-
 def _ours(
     task: str, num_envs: int, threads: int, seed: int, closers: list[Callable[[], None]]
-) -> Callable[[], None]:
+) -> Contestant:
     """The same 200 vec steps over and over, so that `raw` can be given the same work."""
     env = MuJoCoEnv(mujoco_tasks.find(task), num_envs, seed, threads=threads)
     closers.append(env.close)
     env.reset()
     begin = env.state_dict()
     script = torch.from_numpy(_actions(num_envs, env.spec.action.size, seed))  # type: ignore[union-attr]
-    turn = _Turn(len(script))
 
-    def step() -> None:
-        if (i := turn.next()) == 0:
+    def step(i: int) -> None:
+        if i == 0:
             env.load_state_dict(begin)
         env.step(script[i])
 
-    return step
+    return player(step, range(len(script)))
 
 
 def _raw(
     task: str, num_envs: int, threads: int, seed: int, closers: list[Callable[[], None]]
-) -> Callable[[], None]:
+) -> Contestant:
     """`mujoco.rollout` from every state our environment goes through, with the same controls."""
     chosen = mujoco_tasks.find(task)
     model = mujoco.MjModel.from_xml_path(chosen.model)
@@ -143,30 +126,28 @@ def _raw(
     data = [mujoco.MjData(model) for _ in range(threads)]
     low, high = model.actuator_ctrlrange.T
     script = (low + high) / 2 + (high - low) / 2 * actions.astype(np.float64)
-    held = np.repeat(script[:, :, None], chosen.frame_skip, axis=2)
+    controls = np.repeat(script[:, :, None], chosen.frame_skip, axis=2)
     states = np.empty((num_envs, chosen.frame_skip, begins[0].shape[1]))
     sensors = np.empty((num_envs, chosen.frame_skip, model.nsensordata))
-    turn = _Turn(len(held))
 
-    def step() -> None:
-        i = turn.next()
+    def step(i: int) -> None:
         pool.rollout(
             models,
             data,
             begins[i],
-            held[i],
+            controls[i],
             skip_checks=True,
             nstep=chosen.frame_skip,
             state=states,
             sensordata=sensors,
         )
 
-    return step
+    return player(step, range(len(controls)))
 
 
 def _gymnasium(
     task: str, num_envs: int, mode: str, seed: int, closers: list[Callable[[], None]]
-) -> Callable[[], None]:
+) -> Contestant:
     flags: dict[str, Any] = {
         f"include_{part}_in_observation": False for part in _LEFT_OUT.get(task, ())
     }
@@ -175,23 +156,7 @@ def _gymnasium(
     env.reset(seed=seed)
     low, high = env.single_action_space.low, env.single_action_space.high
     script = (low + high) / 2 + (high - low) / 2 * _actions(num_envs, len(low), seed)
-    turn = _Turn(len(script))
-    return lambda: void(env.step(script[turn.next()]))
-
-
-def void(_: object) -> None:
-    """Forget a result: the benchmark wants the time it took."""
-
-
-class _Turn:
-    """0, 1, ... length - 1, 0, 1, ..."""
-
-    def __init__(self, length: int) -> None:
-        self._length, self._at = length, -1
-
-    def next(self) -> int:
-        self._at = (self._at + 1) % self._length
-        return self._at
+    return player(env.step, script)
 
 
 def _actions(num_envs: int, size: int, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfoot.bench.rates import player, take_turns
+from benchmarks.rates import medians, player, take_turns
 from fleetfoot.data import Continuous
 from fleetfoot.envs.envpool import EnvPoolConfig
 from fleetfoot.envs.envpool.pool import TaskKind, load
@@ -57,11 +57,11 @@ def bench_envpool(
     ours = player(lambda action: env.step(torch.from_numpy(action)), script, clock)
     bare = player(*bare_player(task, num_envs, threads, seed, script), clock)
     contestants = {"fleetfoot": ours, "bare": bare}
-    seen = take_turns(contestants, seconds, rounds, times=num_envs)
+    rates = take_turns(contestants, seconds, rounds, times=num_envs)
     env.close()
-    speed = {name: statistics.median(rates) for name, rates in seen.items()}
+    speed = medians(rates)
     # Neighbours in time share what else the machine was doing.
-    ratio = statistics.median(a / b for a, b in zip(*seen.values(), strict=True))
+    ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
     return {
         "task": task,
         "num_envs": num_envs,
@@ -70,7 +70,7 @@ def bench_envpool(
         "clock": "processor" if cpu else "wall",
         "envpool": importlib.metadata.version("envpool"),
         "env_steps_per_second": speed,
-        "rounds_env_steps_per_second": seen,
+        "rounds_env_steps_per_second": rates,
         "ratio_to_bare": ratio,
         "bar": BAR,
         "passed": ratio >= BAR,

@@ -1,31 +1,21 @@
-"""Updates per second of BRO, beside the public torch port where it is at hand, and of eight seeds as one.
-
-python benchmarks/bro_speed.py --port /path/to/bro_torch.py --out bro-speed.json
-
-The port is a file of naumix/BiggerRegularizedOtimistic_Torch, read from where you keep it. Its update has neither the
-optimistic actor nor its two adjusted numbers, which is `bro_minimal` here; `bro_fast` is the whole algorithm. Both take
-the same number of rows of the same sizes; ours draws them from its replay, the port is given them on the device.
-All are measured in turns in one run. `--train` also trains bro_fast/walker-run for a while, alone and with eight seeds.
-"""
+"""Updates per second of BRO, beside the public torch port where it is at hand, and of several seeds as one."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.rates import wait
 from fleetfoot import api, recipes
 from fleetfoot.agents.contract import Agent
-from fleetfoot.bench.provenance import provenance
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution.learner import Precision, learner
@@ -33,71 +23,76 @@ from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
+from fleetfoot.system import resolve_device
 from fleetfoot.topologies.multi_seed.loop import joint_replay
 from fleetfoot.topologies.multi_seed.vmap import stack
 
 OBS, ACTIONS, ROWS, FILLED = 24, 6, 128, 1_000
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--port", type=Path, help="bro_torch.py of the public torch port")
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--updates", type=int, default=600, help="in each round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--train", type=int, default=0, help="vec steps of training after warm-up")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    device = torch.device(args.device)
+def bench_bro(
+    port: Path | None = None,
+    seeds: int = 8,
+    updates: int = 600,
+    rounds: int = 5,
+    train: int = 0,
+    device: str = "auto",
+) -> Iterator[dict[str, Any]]:
+    """Updates per second of all seeds together, measured in turns in one run.
+
+    The public port (naumix/BiggerRegularizedOtimistic_Torch) is read from a file of yours. Its update has neither the
+    optimistic actor nor its two adjusted numbers, which is `bro_minimal` here; `bro_fast` is the whole algorithm. Both
+    take the same number of rows of the same sizes; ours draws them from its replay, the port is given them on the
+    device.
+
+    :param port: bro_torch.py of the public port.
+    :param seeds: Seeds as one computation.
+    :param updates: Updates of each round.
+    :param rounds: The median counts.
+    :param train: Vec steps of training bro_fast/walker-run after warm-up, alone and with all seeds; 0: none.
+    :param device: auto, cpu, cuda or cuda:K.
+    """
+    place = resolve_device(device)
     variants: dict[str, tuple[int, Callable[[int], None]]] = {}
-    if args.port:
-        variants["public port"] = 1, port(args.port, device)
+    if port is not None:
+        variants["public port"] = 1, public_port(port, place)
     for name in ("bro_minimal", "bro_fast"):
-        recipe = replace(recipes.get(f"{name}/walker-run"), device=args.device)
-        variants[name] = 1, alone(recipe, device)
-        variants[f"{name}, {args.seeds} seeds"] = args.seeds, together(recipe, device, args.seeds)
+        recipe = replace(recipes.get(f"{name}/walker-run"), device=device)
+        variants[name] = 1, alone(recipe, place)
+        variants[f"{name}, {seeds} seeds"] = seeds, together(recipe, place, seeds)
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for _, update in variants.values():
         update(40)  # compiles and records
-    for _ in range(args.rounds):
-        for name, (seeds, update) in variants.items():
+    for _ in range(rounds):
+        for name, (count, update) in variants.items():
             begun = time.perf_counter()
-            update(args.updates)
-            wait(device)
-            rates[name].append(seeds * args.updates / (time.perf_counter() - begun))
-    found: dict[str, Any] = {
-        name: {"updates_per_second": statistics.median(each), "rounds": each}
-        for name, each in rates.items()
-    }
-    for name, each in found.items():
-        print(f"{name:24} {each['updates_per_second']:10,.0f} updates/s, all seeds together")
-    result = {"made_with": provenance(), "batch_size": ROWS, "updates": found}
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    if args.train:
-        result["training"] = training(args.train, args.seeds, args.device)
-        print(json.dumps(result["training"]))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+            update(updates)
+            wait(place)
+            rates[name].append(count * updates / (time.perf_counter() - begun))
+    rows = [
+        {"variant": name, "updates_per_second": statistics.median(values), "rounds": values}
+        for name, values in rates.items()
+    ]
+    result: dict[str, Any] = {"batch_size": ROWS, "updates": rows}
+    yield result
+    if train:
+        yield result | {"training": training(train, seeds, device)}
 
 
-def port(path: Path, device: torch.device) -> Callable[[int], None]:
+def public_port(path: Path, device: torch.device) -> Callable[[int], None]:
     spec = importlib.util.spec_from_file_location("bro_torch", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     agent = module.BRO(OBS, ACTIONS, str(device))
-    seen, following = (torch.randn(ROWS, OBS, device=device) for _ in range(2))
+    obs, next_obs = (torch.randn(ROWS, OBS, device=device) for _ in range(2))
     action = torch.rand(ROWS, ACTIONS, device=device) * 2 - 1
     reward, over = torch.rand(ROWS, device=device), torch.zeros(ROWS, device=device)
 
     def update(count: int) -> None:
         for _ in range(count):
-            agent.single_update(seen, following, action, reward, over)
+            agent.single_update(obs, next_obs, action, reward, over)
 
     return update
 
@@ -168,7 +163,7 @@ def training(vec_steps: int, seeds: int, device: str) -> dict[str, Any]:
         evaluation=EvaluationConfig(every_vec_steps=0, episodes=1, max_vec_steps=10),
         log=LogConfig(every_vec_steps=every, console=False, tensorboard=False),
     )
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         api.train(recipe, Path(folder) / "one")
         api.train_seeds(recipe, seeds, Path(folder) / "many")
@@ -178,16 +173,7 @@ def training(vec_steps: int, seeds: int, device: str) -> dict[str, Any]:
             first, last = lines[0], lines[-1]
             steps = last["vec_steps"] - first["vec_steps"]
             seconds = last["train_seconds"] - first["train_seconds"]
-            found[name] = {"ms_per_vec_step": 1e3 * seconds / steps, "vec_steps": steps}
-            found[name] |= {k: v for k, v in last.items() if k.startswith("time/")}
-    ratio = seeds * found["one"]["ms_per_vec_step"] / found["many"]["ms_per_vec_step"]
-    return found | {"seeds": seeds, "times_the_throughput_of_one_after_the_other": ratio}
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-if __name__ == "__main__":
-    main()
+            measured[name] = {"ms_per_vec_step": 1e3 * seconds / steps, "vec_steps": steps}
+            measured[name] |= {k: v for k, v in last.items() if k.startswith("time/")}
+    ratio = seeds * measured["one"]["ms_per_vec_step"] / measured["many"]["ms_per_vec_step"]
+    return measured | {"seeds": seeds, "times_the_throughput_of_one_after_the_other": ratio}

@@ -1,7 +1,4 @@
-"""Look at the Playground adapter on a GPU: contract, zero copies, final observations, speed beside the raw step.
-
-    python benchmarks/playground_gpu_check.py                       # T1 on flat ground, 1,024 robots
-    python benchmarks/playground_gpu_check.py --num-envs 4096 --wrapper
+"""The Playground adapter on a GPU: contract, zero copies, final observations, speed beside the raw step.
 
 The whole contract test compiles for several numbers of robots; here only what one number can show is tried. The robots'
 models come from FLEETFOOT_MENAGERIE or Playground's own folder.
@@ -9,34 +6,37 @@ models come from FLEETFOOT_MENAGERIE or Playground's own folder.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from fleetfoot.bench.playground import bench_playground
+from benchmarks.speed.playground import bench_playground
 from fleetfoot.data import Obs, Step
 from fleetfoot.envs.check import ContractError, check_env
 from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv
 
-rows: list[tuple[str, str]] = []
 
+class Report:
+    """What was seen, printed at once: compilation takes minutes."""
 
-def note(what: str, seen: object) -> None:
-    rows.append((what, str(seen)))
-    print(f"{what}: {seen}", flush=True)
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
 
+    def note(self, what: str, value: object) -> None:
+        """Remember one line."""
+        self.rows[what] = str(value)
+        print(f"{what}: {value}", flush=True)
 
-def attempt(what: str, test: Callable[[], object]) -> None:
-    """One failure must not hide the other results."""
-    begin = time.perf_counter()
-    try:
-        seen = test()
-    except Exception as error:
-        seen = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    note(what, f"{seen} ({time.perf_counter() - begin:.1f} s)")
+    def attempt(self, what: str, test: Callable[[], object]) -> None:
+        """Note what `test` returns; a failure must not hide the other results."""
+        begin = time.perf_counter()
+        try:
+            value = test()
+        except Exception as error:
+            value = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self.note(what, f"{value} ({time.perf_counter() - begin:.1f} s)")
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -122,7 +122,7 @@ def ends(env: PlaygroundEnv) -> str:
     return f"{terminated} terminated, {truncated} truncated, {lost} final observations lost, {wrong} rows wrong"
 
 
-def contract(config: PlaygroundConfig, num_envs: int, device: torch.device) -> str:
+def check_contract(config: PlaygroundConfig, num_envs: int, device: torch.device) -> str:
     try:
         report = check_env(
             config,
@@ -152,72 +152,69 @@ def no_wait(env: PlaygroundEnv) -> str:
     return f"host {1e3 * queued / 20:.2f} ms, with the device {1e3 * whole / 20:.2f} ms"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--task", default="T1JoystickFlatTerrain")
-    parser.add_argument("--num-envs", type=int, default=1024)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--wrapper", action="store_true", help="measure Playground's wrapper too")
-    parser.add_argument("--skip-contract", action="store_true")
-    parser.add_argument("--skip-speed", action="store_true")
-    args = parser.parse_args()
-    device = torch.device(args.device)
-    tuned = args.task in ("T1JoystickFlatTerrain", "G1JoystickFlatTerrain")
-    config = PlaygroundConfig(task=args.task, tuned_reward=tuned, episode_length=30)
+def check_playground(
+    task: str = "T1JoystickFlatTerrain",
+    num_envs: int = 1024,
+    seconds: float = 10.0,
+    wrapper: bool = False,
+    contract: bool = True,
+    speed: bool = True,
+    device: str = "cuda",
+) -> dict[str, Any]:
+    """What was seen of each property; `FAILED` where a test failed.
+
+    :param task: A task of MuJoCo Playground.
+    :param num_envs: Robots.
+    :param seconds: Of the measurement of speed.
+    :param wrapper: Measure Playground's training wrapper too.
+    :param contract: Run the contract test.
+    :param speed: Measure beside the raw step.
+    :param device: Torch's name of it.
+    """
+    place = torch.device(device)
+    tuned = task in ("T1JoystickFlatTerrain", "G1JoystickFlatTerrain")
+    config = PlaygroundConfig(task=task, tuned_reward=tuned, episode_length=30)
+    report = Report()
+    note, attempt = report.note, report.attempt
 
     begin = time.perf_counter()
-    env = config.build(args.num_envs, 0, device)
-    note(
-        "spec",
-        f"obs {env.spec.obs_shape}, critic {env.spec.critic_shape}, shared {env.spec.critic_prefix}",
-    )
+    env = config.build(num_envs, 0, place)
+    spec = env.spec
+    note("spec", f"obs {spec.obs_shape}, critic {spec.critic_shape}, shared {spec.critic_prefix}")
     note("physics", env._program.task.env.mjx_model.impl.value)
     note("built", f"{time.perf_counter() - begin:.1f} s")
     begin = time.perf_counter()
     first = env.reset()
     note("first reset", f"{time.perf_counter() - begin:.1f} s")
     begin = time.perf_counter()
-    step = env.step(actions(env, 1)[0])
-    seen = float(step.reward.mean())
-    note("first step", f"{time.perf_counter() - begin:.1f} s, mean reward {seen:.4f}")
-    width = env.spec.critic_prefix
+    reward = float(env.step(actions(env, 1)[0]).reward.mean())
+    note("first step", f"{time.perf_counter() - begin:.1f} s, mean reward {reward:.4f}")
+    width = spec.critic_prefix
     note("prefix agrees", torch.equal(first.critic[:, :width], first.actor[:, :width]))
     attempt("zero copy", lambda: zero_copy(env))
     attempt("same addresses", lambda: same_addresses(env))
     attempt("ownership", lambda: owned(env))
     attempt("ends", lambda: ends(env))
-    if device.type == "cuda":
+    if place.type == "cuda":
         attempt("host and device", lambda: no_wait(env))
-        note(
-            "memory",
-            f"{(torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) / 2**30:.1f} GiB in use",
-        )
-    stock = config.for_evaluation().build(args.num_envs, 1, device)
+        free, total = torch.cuda.mem_get_info()
+        note("memory", f"{(total - free) / 2**30:.1f} GiB in use")
+    stock = config.for_evaluation().build(num_envs, 1, place)
     note("evaluation shares the program", stock._program is env._program)
-    if not args.skip_contract:
-        attempt("contract", lambda: contract(config, args.num_envs, device))
-    if not args.skip_speed:
-
-        def speed() -> str:
-            result = bench_playground(
-                config,
-                args.num_envs,
-                args.seconds,
-                device=args.device,
-                wrapper=args.wrapper,
-                steps=50,
-                rounds=3,
-            )
-            times = result["milliseconds_per_vec_step"]
-            shown = ", ".join(f"{name} {value:.2f} ms" for name, value in times.items())
-            return f"{shown}; ratio to raw {result['ratio_to_raw']:.3f}"
-
-        attempt("speed", speed)
-    print("\n" + "\n".join(f"{what:<32}{seen}" for what, seen in rows))
+    if contract:
+        attempt("contract", lambda: check_contract(config, num_envs, place))
+    if speed:
+        attempt("speed", lambda: beside_raw(config, num_envs, seconds, device, wrapper))
+    return {"checks": report.rows}
 
 
-if __name__ == "__main__":
-    main()
+def beside_raw(
+    config: PlaygroundConfig, num_envs: int, seconds: float, device: str, wrapper: bool
+) -> str:
+    """Milliseconds of a vec step, ours and the raw one."""
+    result = bench_playground(
+        config, num_envs, seconds, device=device, wrapper=wrapper, steps=50, rounds=3
+    )
+    times = result["milliseconds_per_vec_step"]
+    shown = ", ".join(f"{name} {value:.2f} ms" for name, value in times.items())
+    return f"{shown}; ratio to raw {result['ratio_to_raw']:.3f}"

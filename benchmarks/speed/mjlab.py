@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.rates import wait
 from fleetfoot.data import Continuous
 from fleetfoot.envs.lab.mjlab import MjlabConfig, MjlabEnv
 from fleetfoot.errors import UserError
@@ -64,12 +65,11 @@ def bench_mjlab(
         given = drawn.to(place)
         for name in order:
             start = clock()
-            seen = steps[name](given)
-            if place.type == "cuda":
-                torch.cuda.synchronize(place)
+            outcome = steps[name](given)
+            wait(place)
             if vec_steps >= WARMUP_VEC_STEPS:
                 spent[name] += clock() - start
-            terminated, time_out = seen[-3:-1]  # of a `Step` and of mjlab's own tuple
+            terminated, time_out = outcome[-3:-1]  # of a `Step` and of mjlab's own tuple
             ended[name] += int((terminated | time_out).sum())
         order = [*order[1:], order[0]]
         vec_steps += 1

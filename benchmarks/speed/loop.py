@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.rates import wait
+from benchmarks.speed.learner import forget
 from fleetfoot import recipes
-from fleetfoot.bench.learner import forget
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.build import Run
@@ -100,5 +101,4 @@ def measure(recipe: Recipe, overlap: bool, count: int) -> dict[str, Any]:
 def _take(steps: Any, count: int, device: torch.device) -> None:
     for _ in islice(steps, count):
         pass
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)

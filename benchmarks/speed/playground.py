@@ -7,13 +7,13 @@ timed as a whole: launches run ahead of the device, so only the wait at its end 
 from __future__ import annotations
 
 import importlib
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from benchmarks.rates import medians, wait
 from fleetfoot.data import Continuous
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.envs.playground import task as playground_task
@@ -56,15 +56,15 @@ def bench_playground(
         contestants[name] = make(config, num_envs, seed, where)
         contestants[name](2)
         compiled[name] = time.perf_counter() - begin
-    seen: dict[str, list[float]] = {name: [] for name in contestants}
+    spent: dict[str, list[float]] = {name: [] for name in contestants}
     start, turn = time.perf_counter(), 0
     while turn < rounds or time.perf_counter() - start < seconds:
         order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
         for name in order:
-            seen[name].append(contestants[name](steps) / steps)
+            spent[name].append(contestants[name](steps) / steps)
         turn += 1
-    step_seconds = {name: statistics.median(values) for name, values in seen.items()}
-    speed = {name: num_envs / spent for name, spent in step_seconds.items()}
+    step_seconds = medians(spent)
+    speed = {name: num_envs / seconds for name, seconds in step_seconds.items()}
     ratio = speed["fleetfoot"] / speed["raw"]
     result = {
         "task": config.task,
@@ -72,7 +72,9 @@ def bench_playground(
         "device": str(where),
         "rounds": turn,
         "steps_per_round": steps,
-        "milliseconds_per_vec_step": {name: 1e3 * spent for name, spent in step_seconds.items()},
+        "milliseconds_per_vec_step": {
+            name: 1e3 * seconds for name, seconds in step_seconds.items()
+        },
         "env_steps_per_second": speed,
         "seconds_to_first_step": compiled,
         "ratio_to_raw": ratio,
@@ -90,17 +92,13 @@ def _ours(config: PlaygroundConfig, num_envs: int, seed: int, device: torch.devi
     script = torch.rand(16, num_envs, env.spec.action.size, generator=_generator(seed))
     script = (script * 2 - 1).to(device)
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
     def play(steps: int) -> float:
         env.reset()
-        wait()
+        wait(device)
         begin = time.perf_counter()
         for t in range(steps):
             env.step(script[t % 16])
-        wait()
+        wait(device)
         return time.perf_counter() - begin
 
     return play

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from fleetfoot.bench import priorities
-from fleetfoot.bench.rates import rate
+from benchmarks.rates import rate
+from benchmarks.speed import priorities
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
