@@ -129,9 +129,10 @@ def draw_beside(recipe: str, curves: list[dict[str, Any]], others: Published, pa
         for task, points_of_task in others.points.items():
             label = f"{task}, {others.label}".removeprefix(", ")
             colour = colours.get(task, "gray") if task else "gray"
-            x, y = zip(*points_of_task, strict=True)
-            panel.plot(x, y, "s--", color=colour, ms=5, lw=1, label=label)
-            highest = max(highest, *y)
+            panel.plot(
+                *zip(*points_of_task, strict=True), "s--", color=colour, ms=5, lw=1, label=label
+            )
+            highest = max(highest, *(value for _, value in points_of_task))
         over_steps = "thousand steps of each environment"
         panel.set_xlabel("minutes of training" if others.over == "minutes" else over_steps)
         panel.set_ylabel("evaluation return")

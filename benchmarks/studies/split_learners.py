@@ -24,6 +24,7 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.config import to_json
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import NoiseLadderConfig
 from fleetfoot.log import EVAL_RETURN, LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.pace import PaceConfig
@@ -73,7 +74,7 @@ def control(task: str, target: float, steps: int) -> Task:
         name=f"fast_td3/{task}",
         env=PlaygroundConfig(task=task),
         agent=FastTD3Config(v_min=0.0, v_max=100.0),
-        explorer=replace(base.explorer, std_min=0.05, std_max=0.8),  # type: ignore[call-arg]
+        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.8),
         replay=replace(base.replay, capacity=4096 * 512, n_step=3),
         pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=20),
         batch_size=8192,

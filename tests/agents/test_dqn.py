@@ -152,7 +152,7 @@ def test_dueling_advantages_have_mean_zero() -> None:
     torch.testing.assert_close(out.mean(1), head.value(x))
     before = out - head.value(x).unsqueeze(1)
     with torch.no_grad():
-        head.advantage.head.bias.add_(5.0)  # type: ignore[union-attr]
+        head.advantage.head.bias.add_(5.0)  # type: ignore[operator, union-attr]
     torch.testing.assert_close(head(x) - head.value(x).unsqueeze(1), before)
     assert before.abs().max() > 1e-3
 

@@ -216,7 +216,7 @@ def test_tasks_have_embeddings_that_learn_and_stay_short() -> None:
     spec = make_spec(tasks=("a", "b"), task_ids=(0, 1, 0, 1))
     cfg = replace(SMALL, policy_every=1, normalize_reward=True)
     agent = make_agent(cfg, spec)
-    before = [agent.policy.encoder.embed, agent.critic.encoder.embed]
+    before: list[Any] = [agent.policy.encoder.embed, agent.critic.encoder.embed]
     rows = [e.weight.detach().clone() for e in before if e is not None]
     agent.observe(make_transition(spec))
     agent.update(make_batch(spec))

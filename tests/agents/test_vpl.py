@@ -73,7 +73,7 @@ def test_one_update_by_hand() -> None:
             wanted = before - lr * gradient / (gradient.abs() + 1e-8)
             torch.testing.assert_close(after.detach(), wanted.detach(), atol=2e-6, rtol=1e-5)
 
-    def low(q: Tensor) -> Tensor:
+    def low(q: Tensor) -> Any:
         q1, q2 = q[..., 0]
         return (q1 + q2) / 2 - beta * (q1 - q2).abs() / 2
 
@@ -183,15 +183,12 @@ def settle(agent: VPL, rows: Batch, steps: int) -> float:
     assert agent.step_bound is not None
     for _ in range(steps):
         some = torch.randint(len(rows.reward), (256,), generator=draw)
-        drawn = Batch(
-            *(
-                Obs(field.actor[some], field.critic[some])
-                if isinstance(field, Obs)
-                else field[some]
-                for field in rows[:7]
-                if field is not None
-            )
-        )
+        fields: list[Any] = [
+            Obs(field.actor[some], field.critic[some]) if isinstance(field, Obs) else field[some]
+            for field in rows[:7]
+            if field is not None
+        ]
+        drawn = Batch(*fields)
         loss, _, slope = agent.bound_loss(drawn, torch.zeros(256, 1))
         agent.step_bound(loss)
         agent.bound.follow_(slope)

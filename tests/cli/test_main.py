@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,7 +117,7 @@ def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
 def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetfoot.cli import doctor
 
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor.compiler()[0].missing == "apt-get install g++"
     found = doctor._package("x", "no-such-package-at-all", "pip install it", needed=True)
     assert found.missing == "pip install it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def network(members: int | None = None, layer_norm: bool = False) -> nn.Module:
 @torch.no_grad()
 def test_killed_units_are_found(members: int | None) -> None:
     net, x = network(members), draw(256, 8)
-    layers = [net.body[0], net.body[1]]  # type: ignore[index, union-attr]
+    body: Any = net.body
+    layers = [body[0], body[1]]
     assert float(diagnose.dormant(diagnose.hidden(net, x))) < 0.03  # a few are silent by chance
     for layer in layers:
         layer.weight[..., :30] = 0.0

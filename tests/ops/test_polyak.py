@@ -87,7 +87,7 @@ def test_a_target_stays_on_the_sphere() -> None:
     agent = cfg.build(make_spec(), gamma=0.9, total_updates=10, seed=0, device=CPU)
     with torch.no_grad():
         for weight in agent.critic.parameters():
-            weight += torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     agent.update(make_batch())
     for layer in agent.critic_target.modules():
         if isinstance(layer, Dense):

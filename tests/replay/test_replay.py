@@ -179,6 +179,7 @@ def test_saved_and_restored() -> None:
     first, second = one.sample(64), two.sample(64)
     for a, b in zip(first, second, strict=True):
         if isinstance(a, torch.Tensor):
+            assert isinstance(b, torch.Tensor)
             assert torch.equal(a, b)
     assert torch.equal(first.next_obs.actor, second.next_obs.actor)
 

@@ -58,4 +58,4 @@ class Fake(gymnasium.Env[Any, Any]):
         return np.array([*self.place, self.mark])
 
 
-gymnasium.register("Fake-v0", Fake, max_episode_steps=12)
+gymnasium.register("Fake-v0", Fake, max_episode_steps=12)  # type: ignore[arg-type]

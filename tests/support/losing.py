@@ -44,7 +44,8 @@ def kill(role: str) -> None:
         for process in mine:
             with contextlib.suppress(psutil.Error):  # some end while they are looked at
                 if (process.cmdline() or [""])[0].startswith(f"ray::{role}"):
-                    return process.kill()
+                    process.kill()
+                    return
         time.sleep(0.05)
     raise AssertionError(f"no process is {role}")
 

@@ -95,8 +95,9 @@ def trained(name: str, ranks: Ranks) -> dict[str, Any]:
         return draw(rows, 2).tanh()
 
     # FastSAC's noise: the joint draw, of which each rank takes its rows. (What ranks draw by themselves differs.)
-    for noise in (v for v in vars(agent).values() if isinstance(v, RandomStream)):
-        noise.normal = lambda rows, actions: draw(ROWS, actions)  # type: ignore[method-assign]
+    streams: list[Any] = [v for v in vars(agent).values() if isinstance(v, RandomStream)]
+    for stream in streams:
+        stream.normal = lambda rows, actions: draw(ROWS, actions)
     for _ in range(STEPS):
         terminated, truncated = draw(ENVS) > 1, draw(ENVS) > 2
         agent.observe(
@@ -139,7 +140,10 @@ def talk(ranks: Ranks) -> None:
     with fails(ranks, "no room"), ranks.raise_together():
         if ranks.rank == 1:
             raise UserError("no room")
-    tree = {"t": torch.arange(5, dtype=torch.int16), "nested": [{"x": torch.ones(2, 0)}, 0.5, None]}
+    tree: dict[str, Any] = {
+        "t": torch.arange(5, dtype=torch.int16),
+        "nested": [{"x": torch.ones(2, 0)}, 0.5, None],
+    }
     got: list[Any] = []
     ranks.assemble(tree, got.extend)
     if ranks.first:
@@ -164,6 +168,7 @@ def fails(ranks: Ranks, line: str) -> Iterator[None]:
 
 
 def main(folder: Path) -> None:
+    module: Any = synchronous_module
     with joined() as ranks:
         talk(ranks)
         states = {name: trained(name, ranks) for name in CONFIGS}
@@ -174,11 +179,11 @@ def main(folder: Path) -> None:
         whole = train(recipe(name), folder / f"{tag}-whole")
         torch.save(whole.policy.state_dict(), folder / f"{tag}-policy-{ranks.rank}.pt")
         if ranks.rank == 1:  # one rank alone is asked to stop
-            true = synchronous_module.rollout
-            synchronous_module.rollout = interrupted_at(61)
+            true = module.rollout
+            module.rollout = interrupted_at(61)
         assert not train(recipe(name), folder / f"{tag}-parts").finished
         if ranks.rank == 1:
-            synchronous_module.rollout = true
+            module.rollout = true
         assert checkpoint.load(folder / f"{tag}-parts").step == 64  # the next question
         assert resume(folder / f"{tag}-parts").finished
     with fails(ranks, "num_envs is 9, which 2 processes cannot share evenly"):

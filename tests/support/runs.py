@@ -99,7 +99,9 @@ class SpoiledConfig:
                 return out
             if self.what == "reward":
                 return out._replace(reward=out.reward * float("nan"))
-            bad = type(out.obs)(*(x if x is None else x * float("inf") for x in out.obs))
+            bad = out.obs._replace(
+                actor=out.obs.actor * float("inf"), critic=out.obs.critic * float("inf")
+            )
             return out._replace(obs=bad, next_obs=bad)
 
         env.step = step  # type: ignore[method-assign]
