@@ -35,8 +35,11 @@ def bench_replay(
     seconds: float = 10.0,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Memory of the ring beside that of storing obs and next_obs whole, the speed of append and sample, both for Atari
-    frames under priorities, and priorities alone: two million items, beside TorchRL's sampler where there is one."""
+    """Memory and speed of the replay.
+
+    Memory of the ring beside that of storing obs and next_obs whole, the speed of append and sample, both for Atari
+    frames under priorities, and priorities alone: two million items, beside TorchRL's sampler where there is one.
+    """
     if min(batch_size, num_envs, obs_size, action_size, n_step) < 1 or seconds <= 0:
         raise UserError("bench replay needs sizes of at least 1 and seconds > 0.")
     place = resolve_device(device)

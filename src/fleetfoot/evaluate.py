@@ -22,6 +22,8 @@ CHECK_EVERY = (
 
 @part
 class EvaluationConfig:
+    """When and how the greedy policy is evaluated."""
+
     every_vec_steps: int = 5_000
     """Training steps between evaluations; 0: only at the end."""
     episodes: int = 8
@@ -41,6 +43,8 @@ class Belief(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
+    """What the episodes of one evaluation gave."""
+
     returns: Tensor  # [episodes] undiscounted, on the CPU
     lengths: Tensor  # [episodes]
     success: Tensor | None  # [episodes] 1 where the task said so at any step, for tasks that tell

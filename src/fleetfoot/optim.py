@@ -17,6 +17,8 @@ from fleetfoot.errors import UserError
 
 
 class Stepper(Protocol):
+    """Turns a loss into changed weights."""
+
     def __call__(self, loss: Tensor) -> Tensor:
         """Change the weights by one step down `loss`; returns the norm of the gradient."""
         ...
@@ -35,8 +37,11 @@ class OptimConfig(Protocol):
         total_steps: int,
         constrain_: Callable[[], None] = lambda: None,
     ) -> LocalStepper:
-        """`total_steps` is the length of the learning-rate schedule. `constrain_` runs after each step, for weights
-        that must stay on a manifold."""
+        """A stepper for `parameters`.
+
+        `total_steps` is the length of the learning-rate schedule. `constrain_` runs after each step, for weights that
+        must stay on a manifold.
+        """
         ...
 
 
@@ -259,8 +264,11 @@ class LocalStepper:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when it is first needed: torch loads its compiler with the first one of a process, for about a second,
-        and actors and evaluators never make a step."""
+        """The optimiser, made when it is first needed.
+
+        Torch loads its compiler with the first one of a process, which takes about a second, and actors and evaluators
+        never make a step.
+        """
         return self.cfg.optimizer(self.parameters, self.lr)
 
     def __call__(self, loss: Tensor) -> Tensor:
@@ -337,8 +345,10 @@ class LocalStepper:
 
 
 def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient in the memory order of its parameter: fused optimisers take nothing else, and convolutions, where
-    they are compiled, hand theirs out with the channels last."""
+    """The gradient in the memory order of its parameter.
+
+    Fused optimisers take nothing else, and compiled convolutions return gradients with the channels last.
+    """
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)

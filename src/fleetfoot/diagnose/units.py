@@ -19,8 +19,10 @@ def is_relu(module: nn.Module) -> bool:
 
 @contextmanager
 def collected(network: nn.Module, which: Which = is_relu) -> Iterator[list[Tensor]]:
-    """The outputs of all modules in `network` that `which` chooses, in the order in which they are made, while the
-    context lasts. A ReLU called as a function is no module and goes unseen."""
+    """The outputs of all modules in `network` that `which` selects, in the order in which they are computed.
+
+    They are collected while the context lasts. A ReLU that is called as a function is not a module and is missed.
+    """
     seen: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -44,8 +46,11 @@ def hidden(network: nn.Module, *inputs: Any, which: Which = is_relu) -> list[Ten
 
 @torch.no_grad()
 def dormant(activations: Sequence[Tensor], tau: float = 0.025) -> Tensor:
-    """The share of units i with E|h_i| / mean_k E|h_k| <= tau, where E is over rows and k over the layer's units
-    (Sokar et al. 2023, arXiv 2302.12902). In a layer that is silent altogether every unit counts."""
+    """The share of dormant units (Sokar et al. 2023, arXiv 2302.12902).
+
+    Unit i is dormant if E|h_i| / mean_k E|h_k| <= tau, where E is over rows and k over the layer's units. In a layer
+    whose outputs are all zero every unit counts.
+    """
     asleep = []
     for h in activations:
         size = h.float().abs().mean(-2)  # [H] or [E, H]
@@ -55,8 +60,10 @@ def dormant(activations: Sequence[Tensor], tau: float = 0.025) -> Tensor:
 
 @torch.no_grad()
 def effective_rank(features: Tensor, share: float = 0.99) -> Tensor:
-    """srank: the fewest singular values of the features that hold `share` of the sum of all of them (Kumar et al. 2021,
-    arXiv 2010.14498); of an ensemble, the mean over members."""
+    """The effective rank `srank` (Kumar et al. 2021, arXiv 2010.14498); of an ensemble, the mean over members.
+
+    It is the smallest number of singular values of the features that make up `share` of the sum of all of them.
+    """
     sizes = torch.linalg.svdvals(features.double())  # largest first
     held, total = sizes.cumsum(-1), sizes.sum(-1, keepdim=True)
     rank: Tensor = (held < share * total).sum(-1) + (total[..., 0] > 0)

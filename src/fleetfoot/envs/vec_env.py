@@ -29,8 +29,7 @@ class VecEnv(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """All that is needed to go on exactly (simulator, clocks, random states), or None where
-        the simulator cannot tell."""
+        """All that is needed to continue exactly (simulator, clocks, random states), or None if that is impossible."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -72,7 +71,9 @@ class EnvConfig(Protocol):
 
 @runtime_checkable
 class OnHost(Protocol):
-    """What an `EnvConfig` may say besides, in a class variable that is true: its environments are simulated on the CPU,
-    whatever device they hand their tensors to. Several sets then travel to that device together."""
+    """An `EnvConfig` whose environments are simulated on the CPU, whatever device their tensors are on.
+
+    A class variable that is true says so. Observations of several sets are then copied to that device together.
+    """
 
     on_host: ClassVar[bool]

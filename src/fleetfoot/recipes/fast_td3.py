@@ -60,8 +60,10 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
 
 
 def halfcheetah() -> Recipe:
-    """The default. Short episodes: a cheetah that has fallen on its back stays there until it starts anew, and if all
-    environments begin together, the learner may see little else, and settle for sliding on the back.
+    """The default recipe, with short episodes.
+
+    A cheetah that has fallen on its back stays there until its episode ends. If all environments begin together, the
+    learner may see little else, and settle for sliding on the back.
     """
     env = MuJoCoConfig(task="HalfCheetah-v5", episode_length=100)
     return mujoco("HalfCheetah-v5", 600.0, 3_000, env=env)
@@ -138,8 +140,10 @@ def point_mass() -> Recipe:
 
 
 def playground(name: str, task: str) -> Recipe:
-    """A humanoid that follows a joystick, on one GPU: FastTD3's settings for Playground, with four times its robots and
-    twice its updates per vec step, which cost little while the next step is simulated.
+    """A humanoid that follows a joystick, on one GPU.
+
+    FastTD3's settings for Playground, with four times its robots and twice its updates per vec step, which cost little
+    while the next step is simulated.
 
     The replay keeps 10,240 steps of each. In bfloat16, and with what policy and critic share stored once, that is about
     16 GiB for T1 and 20 GiB for G1; a smaller GPU needs a smaller --replay.capacity. It stays out of the checkpoints.

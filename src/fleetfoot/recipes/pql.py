@@ -47,8 +47,11 @@ def agent(**changes: Any) -> DDPGConfig:
 
 
 def pendulum(name: str = "pql/pendulum", **of_agent: Any) -> Recipe:
-    """The tensor pendulum on two cores. As published but for sizes, and for the policy's first actions: they are small.
-    With torch's own start one seed of two went to full torque at once, and learned little from there."""
+    """The tensor pendulum on two cores.
+
+    As published but for the sizes and for the policy's first actions, which are small. With torch's own initialisation
+    one seed of two went to full torque at once and learned little from there.
+    """
     small = agent(
         reward_scale=0.1,
         policy_net=MLPConfig(hidden=(64, 64), activation=("elu",), head_std=0.01),
@@ -78,8 +81,10 @@ NUM_ENVS = 4096
 
 
 def published(name: str, env: EnvConfig, total_vec_steps: int, **of_agent: Any) -> Recipe:
-    """Everything as published but the task: 4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise
-    from 0.05 to 0.8, 8 critic updates per vec step and 1 policy update for 2 of them, networks of 512, 256 and 128.
+    """Everything as published but the task.
+
+    4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise from 0.05 to 0.8, 8 critic updates per vec
+    step and 1 policy update for 2 of them, networks of 512, 256 and 128.
 
     Rewards are scaled so that values stay within about 10, as the paper's constants do for its tasks.
     """
