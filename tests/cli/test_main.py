@@ -47,7 +47,7 @@ def test_help_does_not_wait_for_torch() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["trian"], "Did you mean train"),
+        (["trian"], "Did you mean train"),  # codespell:ignore trian
         (["train", "fast_td3/pendulm"], "fast_td3/pendulum"),
         (["train", TINY, "--num-env", "3"], "--num-envs"),
         (["train", TINY, "--agent.gama", "3"], "there is no option --agent.gama"),

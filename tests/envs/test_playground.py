@@ -233,7 +233,7 @@ def test_overrides_reach_the_task() -> None:
         ({"overrides": ("sim_dd=1",)}, "'sim_dd' does not fit CartpoleBalance"),
         ({"overrides": ("sim_dt",)}, "write name=value"),
         ({"overrides": ("impl=jax",)}, "texts in quotes"),
-        ({"impl": "warp", "overrides": ("warp.grap=1",)}, "'warp.grap' does not fit"),
+        ({"impl": "warp", "overrides": ("warp.graphs=1",)}, "'warp.graphs' does not fit"),
         ({"randomize_domain": True}, "has no domain randomisation"),
         ({"menagerie": "/nowhere/at/all"}, "/nowhere/at/all does not exist"),
     ],
