@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
-# Some virtual machines announce AMX and then refuse its instructions, which ends the process.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Some virtual machines advertise AMX and then end the process at its first instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Ray's workers otherwise give way to every other process, and tests wait for them while another test computes.
