@@ -7,6 +7,7 @@ import math
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_any_state_comes_back_the_same(tmp_path_factory: pytest.TempPathFactory,
 def test_an_optimizer_goes_on_after_the_round_trip(tmp_path: Path) -> None:
     weight = torch.nn.Parameter(torch.arange(4.0))
     optimizer = torch.optim.AdamW([weight], lr=torch.tensor(0.1), betas=(0.5, 0.9))
-    (weight**2).sum().backward()
+    (weight**2).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     state = optimizer.state_dict()
     back = through_disk(state, tmp_path)
@@ -552,7 +553,8 @@ def test_a_pointer_cannot_leave_its_folder(tmp_path: Path, name: Any) -> None:
 def test_the_training_may_move_on_while_we_read(tmp_path: Path, monkeypatch: Any) -> None:
     checkpoint = Checkpoint(tmp_path)
     save(checkpoint, 1)
-    find, moved = read._find, []
+    find = read._find
+    moved: list[Any] = []
 
     def find_then_save(path: Path, which: Any) -> Path:
         found = find(path, which)
@@ -567,8 +569,8 @@ def test_the_training_may_move_on_while_we_read(tmp_path: Path, monkeypatch: Any
 def test_too_little_space_is_seen_before_writing(tmp_path: Path, monkeypatch: Any) -> None:
     checkpoint = Checkpoint(tmp_path)
     save(checkpoint, 1)
-    usage = writing.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr(writing, "write_tensors", lambda *_: pytest.fail("wrote all the same"))
     with pytest.raises(UserError, match=r"needs 1,0\d\d,\d{3} bytes and 1,000 are free") as error:
         save(checkpoint, 2)

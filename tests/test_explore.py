@@ -176,7 +176,8 @@ def test_restored_explorers_of_discrete_actions_go_on_exactly(cfg: Any, before: 
 def test_draws_do_not_depend_on_data() -> None:
     class Other(nn.Module):
         def forward(self, obs: Obs) -> torch.Tensor:
-            return -FixedValues()(obs)
+            values: torch.Tensor = FixedValues()(obs)
+            return -values
 
     one, two = (
         EpsilonLadderConfig(epsilon=0.5, alpha=0.0).build(make_spec(50, CHOICE), seed=0, device=CPU)

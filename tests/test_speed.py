@@ -20,7 +20,7 @@ from fleetfoot.agents.contract import every
 from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.api import resume, train
-from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
 from fleetfoot.execution.cuda_graph import generators, why_not_captured
 from fleetfoot.execution.learner import means
@@ -29,7 +29,7 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
-from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
+from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -117,12 +117,16 @@ def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner
     return make_learner(agent, replay, 16, **(given | options))
 
 
-def assert_near(one: Any, two: Any, **near: float) -> None:
+def naming(name: str) -> Callable[[str], str]:
+    return lambda text: f"{name}: {text}"
+
+
+def assert_near(one: Any, two: Any, **near: Any) -> None:
     a, b = tensors(one.state_dict()), tensors(two.state_dict())
     assert a.keys() == b.keys()
     for k in a:
         if a[k].is_floating_point():
-            torch.testing.assert_close(a[k], b[k], msg=lambda text, k=k: f"{k}: {text}", **near)
+            torch.testing.assert_close(a[k], b[k], msg=naming(k), **near)
 
 
 def way_apart(start: dict[str, Tensor], one: Any, two: Any) -> float:
@@ -205,6 +209,7 @@ def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(nam
         memory.append(transition)
     one, two = compiled.sample(), eager.sample()
     torch.testing.assert_close(tensors(one), tensors(two))
+    assert isinstance(one, Batch)
     assert any(0 < d < 0.9**3 - 1e-6 or d > 0.9**3 + 1e-6 for d in one.discount.tolist())
 
 
@@ -321,7 +326,7 @@ def test_bf16_is_autocast_around_an_update_and_nowhere_else() -> None:
         return batch
 
     wrapped = updater(SimpleNamespace(update=update), precision="bf16", mode="eager", device=CPU)  # type: ignore[arg-type]
-    assert wrapped(1) == 1  # type: ignore[arg-type, comparison-overlap]
+    assert wrapped(1) == 1  # type: ignore[comparison-overlap]
     assert seen == [(True, torch.bfloat16)]
     assert not torch.is_autocast_enabled("cpu")
     same = updater(SimpleNamespace(update=update), precision="float32", mode="eager", device=CPU)  # type: ignore[arg-type]
@@ -345,7 +350,7 @@ def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.Monk
         raise RuntimeError("sizes do not match")
 
     compiled = Compiled(loss, "loss")
-    compiled.eager = lambda x: pytest.fail("must not be tried again")  # type: ignore[assignment]
+    compiled.eager = lambda x: pytest.fail("must not be tried again")
     with pytest.raises(RuntimeError, match="sizes"):
         compiled(1)
 
@@ -356,7 +361,7 @@ def test_a_rate_schedule_lives_on_the_device_and_follows_its_own_counter() -> No
     step = AdamWConfig(lr=1e-2, lr_end=1e-3).build(nn.ParameterList([weight]), 10)
     for k in range(4):
         step(weight.sum())
-        assert step.steps.tolist() == k + 1
+        assert step.steps.item() == k + 1
     step.steps.fill_(9)  # as if five steps had been replayed
     step(weight.sum())
     assert step.optimizer.param_groups[0]["lr"] is step.lr

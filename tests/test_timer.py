@@ -17,7 +17,7 @@ from fleetfoot.run.build import open_run
 from fleetfoot.run.clock import Clock
 from fleetfoot.topologies import overlap as overlap_module
 from fleetfoot.topologies.synchronous import in_turns
-from topologies.test_synchronous import small
+from support.runs import small
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the operating system refuses while `path` is made or written becomes one line: no permission, a full disk, a
-    name that is too long, a file in the way."""
+    name that is too long, a file in the way.
+    """
     try:
         yield
     except OSError as error:

@@ -21,6 +21,8 @@ CHECK_EVERY = 16
 
 @part
 class EvaluationConfig:
+    """When and how the greedy policy is evaluated."""
+
     every_vec_steps: int = 5_000
     """Training vec steps between two evaluations; 0: evaluate only at the end."""
     episodes: int = 8
@@ -40,6 +42,8 @@ class QEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
+    """What the episodes of one evaluation gave."""
+
     returns: Tensor  # [episodes] undiscounted, on the CPU
     lengths: Tensor  # [episodes]
     success: (

@@ -1,5 +1,7 @@
-"""Explorers turn what the behaviour network says into what is executed. They own all
-per-environment exploration state."""
+"""Explorers turn the output of the behaviour network into the action that is executed.
+
+They own all exploration state of the environments.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ from fleetfoot.rng import generator_state, restore_generator
 
 
 class Explorer(Protocol):
+    """Chooses the actions that are executed while collecting."""
+
     takes_noise: bool
     """Calls `behaviour(obs, noise)` rather than `behaviour(obs)`."""
 
@@ -48,7 +52,8 @@ class ActsInTwoHalves(Protocol):
 
     def ask(self) -> tuple[Tensor, ...] | None:
         """What the network takes beside the observations: noise where `takes_noise`, nothing otherwise. None: the
-        coming vec step needs no network. That depends on the number of vec steps alone. Call once per vec step."""
+        coming vec step needs no network. That depends on the number of vec steps alone. Call once per vec step.
+        """
         ...
 
     def choose(self, output: Tensor | None) -> Tensor:
@@ -57,6 +62,8 @@ class ActsInTwoHalves(Protocol):
 
 
 class ExplorerConfig(Protocol):
+    """What a recipe holds in the place of an explorer."""
+
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> Explorer: ...
 
 
@@ -72,8 +79,10 @@ def check_rungs(first: int, total: int | None, spec: EnvSpec) -> int:
 
 
 def share_of(config: ExplorerConfig, first: int, total: int) -> ExplorerConfig:
-    """The same explorer for one of several workers, whose environments begin at `first` of `total`. Where the recipe
-    itself states rungs, those are of the first worker."""
+    """The same explorer for one of several workers, whose environments begin at `first` of `total`.
+
+    Where the recipe itself states rungs, those are of the first worker.
+    """
     ladder: Any = config
     if not hasattr(config, "first"):
         return config
@@ -249,6 +258,8 @@ class NoiseLadderConfig:
 
 
 class NoiseLadder(_Drawing[_RandomVector]):
+    """Adds Gaussian noise, of a strength that each environment has of its own."""
+
     def __init__(self, cfg: NoiseLadderConfig, spec: EnvSpec, seed: int, device: torch.device):
         self.cfg = cfg
         self.random = _RandomVector(spec, cfg.random_vec_steps, seed, device)
@@ -332,6 +343,8 @@ class EpsilonAnnealConfig:
 
 
 class EpsilonAnneal(_Drawing[_RandomChoice]):
+    """Random actions with a probability that falls over time, the same in all environments."""
+
     def __init__(self, cfg: EpsilonAnnealConfig, random: _RandomChoice):
         self.cfg, self.random = cfg, random
         self.vec_steps = 0  # since the random start
@@ -394,6 +407,8 @@ def ladder(epsilon: float, alpha: float, total: int) -> Tensor:
 
 
 class EpsilonLadder(_Drawing[_RandomChoice]):
+    """Random actions with a constant probability that each environment has of its own."""
+
     def __init__(self, epsilon: Tensor, random: _RandomChoice):
         self.epsilon, self.random = epsilon, random  # [N]
 

@@ -17,6 +17,8 @@ from fleetfoot.errors import UserError
 
 
 class Stepper(Protocol):
+    """Turns a loss into changed weights."""
+
     def __call__(self, loss: Tensor) -> Tensor:
         """Change the weights by one step down `loss`; returns the norm of the gradient."""
         ...
@@ -30,8 +32,11 @@ class OptimConfig(Protocol):
     """The part of an agent that names an optimiser."""
 
     def build(self, module: nn.Module, total_steps: int) -> LocalStepper:
-        """A stepper of all parameters of `module`. `total_steps` is the length of the learning-rate schedule. A module
-        whose weights must stay on a manifold has a method `constrain_`, which runs after each step."""
+        """A stepper of all parameters of `module`.
+
+        `total_steps` is the length of the learning-rate schedule. A module whose weights must stay on a manifold has a
+        method `constrain_`, which runs after each step.
+        """
         ...
 
 
@@ -111,7 +116,8 @@ class AdamConfig(_Adam):
 
 def with_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The same optimiser with the state that torch makes at its first step, so that it can be saved, shared and
-    restarted before."""
+    restarted before.
+    """
     for group in adam.param_groups:
         for parameter in group["params"]:
             adam.state[parameter] = {
@@ -256,8 +262,11 @@ class LocalStepper:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when it is first needed: torch loads its compiler with the first one of a process, for about a second,
-        and actors and evaluators never make a step."""
+        """The optimiser, made when it is first needed.
+
+        Torch loads its compiler with the first one of a process, which takes about a second, and actors and evaluators
+        never make a step.
+        """
         return self.cfg.optimizer(self.parameters, self.lr)
 
     def __call__(self, loss: Tensor) -> Tensor:
@@ -321,8 +330,10 @@ class LocalStepper:
 
 
 def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient in the memory order of its parameter: fused optimisers take nothing else, and convolutions, where
-    they are compiled, hand theirs out with the channels last."""
+    """The gradient in the memory order of its parameter.
+
+    Fused optimisers take nothing else, and compiled convolutions return gradients with the channels last.
+    """
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)

@@ -10,6 +10,8 @@ from fleetfoot.errors import UserError
 
 @part
 class PaceConfig:
+    """How many updates are made for each vec step."""
+
     updates_per_vec_step: float = 2.0
     """Updates after each vec step; 0.25 means one update every four steps."""
     warmup_vec_steps: int = 10

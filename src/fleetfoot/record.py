@@ -122,8 +122,11 @@ def write_strip(frames: Sequence[Frame], path: Path, count: int = 4) -> Path:
 
 
 def _start(writer: Generator[None, Any, None]) -> None:
-    """Start the encoder. JAX, where a simulator has loaded it, warns of a deadlock whenever a process forks; here
-    another program takes the child's place at once."""
+    """Start the encoder without JAX's warning.
+
+    JAX, where a simulator has loaded it, warns of a deadlock whenever a process forks; here another program replaces
+    the child at once.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
         writer.send(None)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from agents.made_up import CPU, make_batch, make_spec, small_run
 from fleetfoot import recipes
 from fleetfoot.agents import contract
 from fleetfoot.agents.contract import Traits, check_agent
@@ -23,6 +22,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.nn.pessimism import BanditBoundConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig
+from support.made_up import CPU, make_batch, make_spec, small_run
 
 AGENTS = ("fast_td3", "fast_sac", "sac", "bro", "dac", "vpl", "brc", "dqn", "ddpg")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,29 +13,11 @@ from pathlib import Path
 import pytest
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, main, take_imports
+from fleetfoot.cli.main import COMMANDS, take_imports
 from fleetfoot.run import folder as folders
+from support.command import call, refusal
 
 TINY = "fast_td3/pendulum"
-
-
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """Run the command in this process: exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What the command says to arguments it must refuse: one line, code 2, nothing on stdout."""
-    code, out, err = call(capsys, *args)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("fleetfoot: ")
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +49,7 @@ def test_help_does_not_wait_for_torch() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["trian"], "Did you mean train"),
+        (["trian"], "Did you mean train"),  # codespell:ignore trian
         (["train", "fast_td3/pendulm"], "fast_td3/pendulum"),
         (["train", TINY, "--num-env", "3"], "--num-envs"),
         (["train", TINY, "--agent.gama", "3"], "there is no option --agent.gama"),
@@ -155,7 +138,7 @@ def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
 def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetfoot.cli import doctor
 
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor.compiler()[0].missing == "apt-get install g++"
     found = doctor._package("x", "no-such-package-at-all", "pip install it", needed=True)
     assert found.missing == "pip install it"
@@ -241,26 +224,3 @@ def test_every_recipe_goes_to_json_and_back(name: str, tmp_path: Path) -> None:
     folders.write_recipe(tmp_path, recipe)
     assert folders.read_recipe(tmp_path) == recipe
     assert json.loads((tmp_path / "recipe.json").read_text())["name"] == recipe.name
-
-
-def test_bench_writes_its_figures_with_their_provenance(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fleetfoot.cli import bench
-
-    monkeypatch.setitem(bench.BENCHMARKS, "fake", ("fleetfoot.cli.bench:fake", "a fake"))
-    monkeypatch.setattr(bench, "fake", fake_bench, raising=False)
-    code, out, _ = call(capsys, "bench", "fake", "--steps", "12", "--out", "x/fake.json")
-    assert code == 0
-    assert "12,000" in out
-    written = json.loads(Path("x/fake.json").read_text())
-    assert written["arguments"] == {"steps": 12, "tasks": ["a"]}
-    assert written["result"]["rows"] == [{"name": "a", "speed": 12000.0}]
-    assert written["provenance"]["versions"]["torch"]
-    assert written["provenance"]["hardware"]["usable_cores"] >= 1
-    assert "--stepz" in refusal(capsys, "bench", "fake", "--stepz", "3")
-
-
-def fake_bench(*, steps: int = 3, tasks: tuple[str, ...] = ("a",)) -> dict[str, object]:
-    """Count."""
-    return {"rows": [{"name": name, "speed": steps * 1000.0} for name in tasks]}

@@ -297,7 +297,7 @@ def test_two_runs_in_one_second_get_two_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folders.time, "strftime", lambda form: "20300101-000000")
+    monkeypatch.setattr(time, "strftime", lambda form: "20300101-000000")
     first = folders.new_folder(small_recipe(), None)
     first.mkdir(parents=True)
     assert first == Path("runs/fast_td3-pendulum-seed0-20300101-000000")

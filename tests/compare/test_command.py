@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compare.fake_runs import make_run
 from fleetfoot.cli.main import main
+from support.fake_runs import make_run
 
 pytest.importorskip("rliable")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +28,10 @@ def network(ensemble_size: int | None = None, layer_norm: bool = False) -> nn.Mo
 @torch.no_grad()
 def test_killed_units_are_found(ensemble_size: int | None) -> None:
     net, x = network(ensemble_size), draw(256, 8)
-    layers = [net.body[0], net.body[1]]  # type: ignore[index, union-attr]
-    assert (
-        float(diagnose.dormant(diagnose.hidden_activations(net, x))) < 0.03
-    )  # a few are silent by chance
+    body: Any = net.body
+    layers = [body[0], body[1]]
+    # A few are silent by chance.
+    assert float(diagnose.dormant(diagnose.hidden_activations(net, x))) < 0.03
     for layer in layers:
         layer.weight[..., :30] = 0.0
         layer.bias[..., :30] = -1.0

@@ -16,7 +16,7 @@ from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig, QEstimate, first_episodes
 from fleetfoot.log.sinks import read_lines
-from topologies.test_synchronous import agent_state, assert_same, small
+from support.runs import agent_state, assert_same, small
 
 EXAMINED = EvaluationConfig(every_vec_steps=60, episodes=2, max_vec_steps=40, diagnose=True)
 CPU = torch.device("cpu")

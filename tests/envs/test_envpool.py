@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.envpool import bare_player, bench_envpool
+from benchmarks.speed.envpool import bare_player, bench_envpool
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs.check import check_env

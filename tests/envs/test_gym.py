@@ -65,7 +65,7 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full((4, 6, 3), self.clock, np.uint8)
 
 
-gymnasium.register("FleetfootCounter-v0", Counter)
+gymnasium.register("FleetfootCounter-v0", Counter)  # type: ignore[arg-type]
 COUNTER = "FleetfootCounter-v0"
 
 

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def fake(num_envs: int, seed: int = 0, processes: int = 2, **kwargs: Any) -> ProcessEnv:
-    return ProcessEnv("fake", "fake_gym:Fake-v0", kwargs, num_envs, processes, seed, CPU)
+    return ProcessEnv("fake", "support.fake_gym:Fake-v0", kwargs, num_envs, processes, seed, CPU)
 
 
 def alive(pid: int) -> bool:
@@ -116,7 +116,8 @@ def test_sets_joined_are_the_single_ones() -> None:
     actions = torch.rand(20, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     joined, alone = ConcatVecEnv([fake(2, 0), fake(2, 1)], CPU), [fake(2, 0), fake(2, 1)]
     assert all(isinstance(part, TwoHalves) for part in alone)
-    for env in (joined, *alone):
+    both: list[Any] = [joined, *alone]
+    for env in both:
         env.reset()
     for action in actions:
         step = joined.step(action)
@@ -124,7 +125,7 @@ def test_sets_joined_are_the_single_ones() -> None:
         assert torch.equal(step.obs.actor, torch.cat([w.obs.actor for w in wanted]))
         assert torch.equal(step.next_obs.actor, torch.cat([w.next_obs.actor for w in wanted]))
         assert torch.equal(step.terminated, torch.cat([w.terminated for w in wanted]))
-    for env in (joined, *alone):
+    for env in both:
         env.close()
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from agents.made_up import CPU, make_batch, make_spec
 from fleetfoot.agents.brc import BRCConfig
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
@@ -24,6 +23,7 @@ from fleetfoot.nn.simba import Dense, SimbaV2Config
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.ops.polyak import polyak_, target_copy
+from support.made_up import CPU, make_batch, make_spec
 
 SPECTRAL = MLPConfig(hidden=(16, 16), spectral_norm=True)
 
@@ -87,7 +87,7 @@ def test_a_target_stays_on_the_sphere() -> None:
     agent = cfg.build(make_spec(), gamma=0.9, total_updates=10, seed=0, device=CPU)
     with torch.no_grad():
         for weight in agent.critic.parameters():
-            weight += torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     agent.update(make_batch())
     for layer in agent.critic_target.modules():
         if isinstance(layer, Dense):

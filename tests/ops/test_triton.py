@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def test_cross_entropy_and_its_gradient(ensemble_size: int, atoms: int, shared: 
     loss, q = categorical.cross_entropy(logits, target, z)
     (wanted,) = torch.autograd.grad(loss, logits, by)
     found_loss, found_q, lse = kernels.cross_entropy(logits.detach(), target, z)
-    near = {"rtol": 1e-5, "atol": 1e-4}
+    near: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-4}
     torch.testing.assert_close(found_loss, loss.detach(), **near)
     torch.testing.assert_close(found_q, q, **near)
     found = kernels.cross_entropy_backward(logits.detach(), target, lse, by)

@@ -31,8 +31,7 @@ from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.priorities import LocalBuffer
 from fleetfoot.topologies.ray.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
 from fleetfoot.topologies.ray.transport import Block, pack_lines, unpack_lines
-from replay.test_frames import Film, frame_spec
-from replay.test_replay import Stream, make_spec
+from support.streams import Film, Stream, frame_spec, make_spec
 
 CPU = torch.device("cpu")
 

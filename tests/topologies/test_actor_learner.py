@@ -37,10 +37,10 @@ from fleetfoot.topologies.apex.learner import BURST
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.ray.cluster import RayConfig, died, load_ray, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from reaching import train_until
-from topologies.crashing import BadExamConfig, CrashingConfig
-from topologies.losing import assert_counters_add_up, lines, when
-from topologies.test_synchronous import agent_state, assert_same
+from support.crashing import BadExamConfig, CrashingConfig
+from support.losing import assert_counters_add_up, lines, when
+from support.runs import agent_state, assert_same
+from support.train_until import train_until
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
 

@@ -23,8 +23,8 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from topologies.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
-from topologies.test_parameter_server import small as small_gorila
+from support.gorila import small as small_gorila
+from support.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("ray")

@@ -25,7 +25,7 @@ from fleetfoot.run.build import build_parts, open_run
 from fleetfoot.topologies import overlap as overlap_module
 from fleetfoot.topologies.overlap import TURN_SECONDS, vec_steps
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.test_synchronous import (
+from support.runs import (
     agent_state,
     assert_same,
     interrupted_at,

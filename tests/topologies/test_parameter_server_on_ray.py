@@ -27,10 +27,10 @@ from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 from fleetfoot.topologies.gorila.replica import flatten
 from fleetfoot.topologies.ray.cluster import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from reaching import train_until
-from topologies.crashing import CrashingConfig
-from topologies.losing import assert_adds_up, lines
-from topologies.test_parameter_server import small
+from support.crashing import CrashingConfig
+from support.gorila import small
+from support.losing import assert_adds_up, lines
+from support.train_until import train_until
 
 pytest.importorskip("ray")
 needs_ray = pytest.mark.usefixtures("ray")
@@ -138,7 +138,7 @@ from dataclasses import replace
 from pathlib import Path
 from fleetfoot.api import train
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from topologies.test_parameter_server import small
+from support.gorila import small
 
 cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)
 result = train(small(topology=cfg, total_vec_steps=1_000_000), Path(sys.argv[1]))

@@ -24,9 +24,9 @@ from fleetfoot.log import curve
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run.ranks import ALONE, Ranks
 from fleetfoot.run.sharded import adapt_state, rank_recipe
-from topologies import ranks_worker
-from topologies.ranks_worker import TOTAL
-from topologies.test_synchronous import assert_same, small, tensors
+from support import ranks_worker
+from support.ranks_worker import TOTAL
+from support.runs import assert_same, small, tensors
 
 TESTS = Path(__file__).parent.parent
 SMALL = ["--device", "cpu", "--threads", "1", "--num-envs", "8", "--batch-size", "16"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def ring(columns: int, rows: int, share: float, privileged: bool) -> Ring:
-    critic = {"critic_shape": (5,), "critic_prefix": 2} if privileged else {}
+    critic: dict[str, Any] = {"critic_shape": (5,), "critic_prefix": 2} if privileged else {}
     spec = EnvSpec("some", columns, obs_shape=(3,), action=Continuous(2), device=CPU, **critic)
     return Ring(spec, rows, compact=False, final_share=share, device=CPU)
 

@@ -54,6 +54,6 @@ def test_rows_are_those_of_the_parts_and_parts_work_at_the_same_time() -> None:
     action = torch.rand(6, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
     step = joined.step(action)
     assert notes == ["send a", "send c", "receive a", "receive c"]
-    wanted = [env.step(own) for env, own in zip(alone, action.split(sizes), strict=True)]
+    wanted = [env.step(own) for env, own in zip(alone, action.split(sizes), strict=True)]  # type: ignore[no-untyped-call]
     assert torch.equal(step.obs.actor, torch.cat([w.obs.actor for w in wanted]))
     assert torch.equal(step.reward, torch.cat([w.reward for w in wanted]))

@@ -64,6 +64,11 @@ def small() -> Recipe:
     )
 
 
+def any_agent(recipe: Recipe) -> Any:
+    """The agent's config, whichever class it has."""
+    return recipe.agent
+
+
 def tanh(**more: Any) -> MLPConfig:
     """No ReLU: one that rounding switches, of a unit that is hardly ever on, moves its weights by a whole Adam step."""
     return MLPConfig(hidden=(16,), activation=("tanh",), **more)
@@ -75,7 +80,7 @@ def with_resets(name: str) -> Recipe:
     agent: Any = recipe.agent
     if isinstance(agent, BROConfig):
         delta = DeltaConfig(net=replace(bro, head_gain=0.01, head_bias=False))
-        nets = {"policy_net": bro, "critic_net": bro, "optimist": delta}
+        nets: dict[str, Any] = {"policy_net": bro, "critic_net": bro, "optimist": delta}
         agent = replace(agent, resets=(41,), normalize_obs=True, **nets)
     elif isinstance(agent, DACConfig):
         nets = {"policy_net": tanh(), "optimist": IndependentConfig(net=tanh())}
@@ -184,12 +189,12 @@ def resumed() -> list[Any]:
     sac = with_resets("sac/pendulum/gpl+sn+resets")
     top = replace(
         sac,
-        agent=replace(sac.agent, bound=BanditBoundConfig()),
+        agent=replace(any_agent(sac), bound=BanditBoundConfig()),
         replay=ReplayConfig(capacity=40, n_step=3),
     )
     nets = {"policy_net": BroNetConfig(width=16, blocks=1), "critic_net": BroNetConfig(width=16)}
     brc = recipes.get("brc/pendulums")
-    brc = replace(bro, env=brc.env, agent=replace(brc.agent, normalize_obs=True, **nets))
+    brc = replace(bro, env=brc.env, agent=replace(any_agent(brc), normalize_obs=True, **nets))
     return [
         pytest.param(fast_sac, id="fast_sac"),
         pytest.param(bro, id="bro"),
@@ -250,7 +255,7 @@ def test_compiled_seeds_learn_the_same(tmp_path: Path) -> None:
 def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = replace(small().agent, critic_optim=AdamWConfig(max_grad_norm=0.5, lr_end=1e-6))
+    agent = replace(any_agent(small()), critic_optim=AdamWConfig(max_grad_norm=0.5, lr_end=1e-6))
     every = CheckpointConfig(every_vec_steps=10)
     recipe = replace(small(), agent=agent, checkpoint=every, total_vec_steps=30)
     saved: list[int] = []

@@ -30,23 +30,17 @@ from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.topologies.pql import loop as split_module
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from reaching import train_until
-from topologies.test_synchronous import (
+from support.runs import (
     QUIET,
     agent_state,
     assert_same,
     interrupted_at,
-    small,
+    short,
     tensors,
 )
+from support.train_until import train_until
 
 LOCKSTEP = SplitLearnersConfig(lockstep=True)
-
-
-def short(name: str, policy_every: int = 2, **changes: Any) -> Recipe:
-    recipe = small(name, **({"total_vec_steps": 60} | changes))
-    agent: Any = recipe.agent
-    return replace(recipe, agent=replace(agent, policy_every=policy_every))
 
 
 AGENTS = [
@@ -174,7 +168,12 @@ def test_statistics_take_in_each_transition_once_and_travel_with_the_weights(
 ) -> None:
     runs: list[SplitRun] = []
     true = SplitRun.close
-    monkeypatch.setattr(SplitRun, "close", lambda run: (runs.append(run), true(run)))
+
+    def close(run: SplitRun) -> None:
+        runs.append(run)
+        true(run)
+
+    monkeypatch.setattr(SplitRun, "close", close)
     train(at_once(), tmp_path / "run")
     (run,) = runs
     agents = [run.acting, run.valuing, run.climbing]
@@ -261,9 +260,13 @@ def test_free_nobody_waits_for_anybody(tmp_path: Path, monkeypatch: pytest.Monke
             until(lambda: runs[0].vec_steps == 60)
         return true_update(agent, batch)
 
+    def build(run: SplitRun) -> None:
+        runs.append(run)
+        built(run)
+
     monkeypatch.setattr(TensorEnv, "step", step)
     monkeypatch.setattr(DDPG, "update_critic", update)
-    monkeypatch.setattr(SplitRun, "__post_init__", lambda run: (runs.append(run), built(run)))
+    monkeypatch.setattr(SplitRun, "__post_init__", build)
     quiet = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
     recipe = replace(at_once(log=quiet), topology=SplitLearnersConfig(free=True))
     result = train(recipe, tmp_path / "run")

@@ -40,9 +40,8 @@ from fleetfoot.topologies.pql.processes import RoleConfig
 from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
 from fleetfoot.topologies.ray.cluster import Restarts, pack_recipe, to_tensors
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.skewed import SkewedDDPGConfig, SkewedEnvConfig
-from topologies.test_split_learners import short
-from topologies.test_synchronous import QUIET, agent_state, assert_same, tensors
+from support.runs import QUIET, agent_state, assert_same, short, tensors
+from support.skewed import SkewedDDPGConfig, SkewedEnvConfig
 
 RARELY = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
 AT_THE_END = EvaluationConfig(every_vec_steps=0, episodes=1)
@@ -266,8 +265,7 @@ def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
     said = capfd.readouterr().err
     for count, name in enumerate(("actor", "critic learner", "policy learner"), start=1):
         assert f"the {name} is lost (its process died); restart {count} of 10" in said
-    critic, policy = looking.ratios(80, 160)
-    assert (critic, policy) == (pytest.approx(8, rel=0.05), pytest.approx(1 / 2, rel=0.05))
+    assert looking.ratios(80, 160) == pytest.approx((8, 1 / 2), rel=0.05)
     state = checkpoint.load(tmp_path / "run").state
     assert state["updates"] == state["agent"]["updates"] == 8 * (160 - 32)
     assert state["policy_updates"] == 4 * (160 - 32)
@@ -382,9 +380,10 @@ def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
 ) -> None:
     """Here in one process, called as Ray would."""
     packed = pack_recipe(pql(replay=ReplayConfig(capacity=800, n_step=3, storage="bf16")))
-    actor, critic, policy = (
+    workers: list[Any] = [
         kind(packed, 1, False) for kind in (SplitActor, CriticLearner, PolicyLearner)
-    )
+    ]
+    actor, critic, policy = workers
     spec = actor.start(0, 0, None)
     critic.start(spec, policy.start(spec, 1, None, None), None, 0, None, None)
     nothing = (0, None)

@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "bench": (
         "fleetfoot.cli.bench",
-        "measure: fleetfoot bench env | atari | envpool | apex | replay | peers",
+        "measure speed and learning: fleetfoot bench NAME",
     ),
 }
 

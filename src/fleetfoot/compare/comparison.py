@@ -44,6 +44,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class TaskScale:
+    """How the results of one task become scores."""
+
     metric: Literal["return", "success"]
     range: Range | None  # None: scores are returns
     at_env_steps: float
@@ -51,6 +53,8 @@ class TaskScale:
 
 @dataclass(frozen=True)
 class Curve:
+    """The score over steps or seconds: of a group the interquartile mean and its interval, of a run its own."""
+
     x: list[float]
     y: list[float]
     low: list[float] | None  # None: one run per task
@@ -59,6 +63,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
+    """The runs that are summarised together, and their statistics."""
+
     name: str
     scores: dict[str, dict[str, float]]  # task -> run folder -> score
     seeds: dict[str, list[int]]
@@ -71,6 +77,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
+    """All groups, on the tasks they have in common."""
+
     groups: list[Group]
     tasks: dict[str, TaskScale]
     baseline: str

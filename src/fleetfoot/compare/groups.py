@@ -41,8 +41,11 @@ def groups_of(runs: Sequence[Run], by: Sequence[str] = ()) -> list[str]:
 
 
 def _by_name(runs: Sequence[Run]) -> list[str]:
-    """Recipes are named family/task. If a family has one recipe for each of several tasks, the family is the group.
-    Otherwise each recipe is a group, because the names differ in more than the task."""
+    """The group of each run, by the name of its recipe.
+
+    Recipes are called family/task. Where a family has one recipe for each of several tasks, the family is the group.
+    Otherwise the names differ in something else, and the recipe is the group.
+    """
     tasks: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for run in runs:
         tasks[_family(run)].add((run.name, run.task))

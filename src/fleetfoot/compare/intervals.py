@@ -22,12 +22,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
+    """A statistic and its 95 % interval."""
+
     value: float
     interval: tuple[float, float] | None  # None: there is only one run per task
 
 
 @dataclass(frozen=True)
 class Bootstrap:
+    """How intervals are estimated: resamples, and the seed they are drawn with."""
+
     reps: int = 5_000
     seed: int = 0
 

@@ -27,6 +27,8 @@ TASK_FIELDS = ("task", "id", "game", "name", "suite")  # of an environment's con
 
 @dataclass(frozen=True)
 class Run:
+    """What a comparison reads from a run folder."""
+
     folder: Path
     recipe: dict[str, Any]
     task: str

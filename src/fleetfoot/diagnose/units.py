@@ -19,8 +19,10 @@ def is_relu(module: nn.Module) -> bool:
 
 @contextmanager
 def capture_outputs(network: nn.Module, which: Which = is_relu) -> Iterator[list[Tensor]]:
-    """Inside this context, the outputs of all modules of `network` that `which` selects, in the order of the calls. A
-    functional ReLU is not a module and is not captured."""
+    """The outputs of all modules in `network` that `which` selects, in the order of the calls.
+
+    They are captured while the context lasts. A functional ReLU is not a module and is not captured.
+    """
     outputs: list[Tensor] = []
 
     def append(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -44,8 +46,11 @@ def hidden_activations(network: nn.Module, *inputs: Any, which: Which = is_relu)
 
 @torch.no_grad()
 def dormant(activations: Sequence[Tensor], tau: float = 0.025) -> Tensor:
-    """The share of units i with E|h_i| / mean_k E|h_k| <= tau, where E is over rows and k over the units of the layer
-    (Sokar et al. 2023, arXiv 2302.12902). In a layer whose outputs are all zero, every unit is dormant."""
+    """The share of dormant units (Sokar et al. 2023, arXiv 2302.12902).
+
+    Unit i is dormant if E|h_i| / mean_k E|h_k| <= tau, where E is over rows and k over the units of the layer. In a
+    layer whose outputs are all zero, every unit is dormant.
+    """
     is_dormant = []
     for h in activations:
         size = h.float().abs().mean(-2)  # [H] or [E, H]
@@ -55,8 +60,10 @@ def dormant(activations: Sequence[Tensor], tau: float = 0.025) -> Tensor:
 
 @torch.no_grad()
 def effective_rank(features: Tensor, share: float = 0.99) -> Tensor:
-    """srank: the smallest number of singular values of the features that sum to `share` of the total (Kumar et al.
-    2021, arXiv 2010.14498); for an ensemble, the mean over members."""
+    """The effective rank `srank` (Kumar et al. 2021, arXiv 2010.14498); of an ensemble, the mean over members.
+
+    It is the smallest number of singular values of the features that sum to `share` of the total.
+    """
     singular_values = torch.linalg.svdvals(features.double())  # largest first
     total = singular_values.sum(-1, keepdim=True)
     rank: Tensor = (singular_values.cumsum(-1) < share * total).sum(-1) + (total[..., 0] > 0)

@@ -37,6 +37,8 @@ def overestimation(q: Tensor, returns: Tensor, counted: Tensor) -> Tensor:
 
 
 class Overfitting(NamedTuple):
+    """The critic's error on held-out rows beside that on training rows."""
+
     ratio: Tensor  # held out / training
     difference: Tensor  # held out - training
 

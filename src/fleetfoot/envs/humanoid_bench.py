@@ -103,8 +103,11 @@ def names() -> list[str]:
 
 
 def _surroundings() -> dict[str, str]:
-    """Variables of the processes: one thread each, no GPU for the JAX that is imported but not used, and an OpenGL
-    that works, since the environments start it when they are made."""
+    """Environment variables of the worker processes.
+
+    One thread each, no GPU for the JAX that is imported but not used, and an OpenGL that works, since the environments
+    start it when they are made.
+    """
     from fleetfoot.envs.render import backend
 
     try:

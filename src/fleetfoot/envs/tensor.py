@@ -107,8 +107,10 @@ class Pendulum(Task):
 
 
 class Pendulums(Pendulum):
-    """Pendulums as tasks that look alike: in every other one the torque acts the other way round, and task k pays
-    10^(k % 4) times as much. Only the task id tells them apart."""
+    """Pendulums as tasks that only the task id tells apart.
+
+    In every other one the torque acts in the opposite direction, and rewards of task k are 10^(k % 4) times as large.
+    """
 
     def __init__(self, task: Tensor) -> None:
         self.way, self.scale = 1.0 - 2.0 * (task % 2), 10.0 ** (task % 4)  # [N]

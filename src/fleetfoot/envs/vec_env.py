@@ -29,8 +29,7 @@ class VecEnv(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """All that is needed to go on exactly (simulator, clocks, random states), or None where
-        the simulator cannot tell."""
+        """All that is needed to continue exactly (simulator, clocks, random states), or None if that is impossible."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -71,6 +70,9 @@ class EnvConfig(Protocol):
 
 
 def simulated_on_cpu(config: EnvConfig) -> bool:
-    """Are these environments simulated on the CPU, whatever device they hand their tensors to? A config says so in a
-    class variable `on_host`, which is true; those that say nothing simulate on the device they are built for."""
+    """Are these environments simulated on the CPU, whatever device they hand their tensors to?
+
+    A config says so in a class variable `on_host`, which is true; those that say nothing simulate on the device they
+    are built for.
+    """
     return bool(getattr(config, "on_host", False))

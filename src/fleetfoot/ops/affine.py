@@ -20,8 +20,11 @@ ALIGNED = 64
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
-    """x [B, in] and weight [in, out] -> [B, out]; weight [E, in, out] and x [E, B, in], or [B, in] for all members,
-    -> [E, B, out]. bias [out] or [E, out]."""
+    """x · weight + bias, and a ReLU of it if `relu`.
+
+    x [B, in] and weight [in, out] -> [B, out]; weight [E, in, out] and x [E, B, in], or [B, in] for all members,
+    -> [E, B, out]. bias [out] or [E, out].
+    """
     if x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda"):
         return _aligned(x, weight, bias, relu)
     if weight.dim() == 3:

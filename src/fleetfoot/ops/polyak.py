@@ -13,14 +13,18 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Target(Protocol):
+    """What `polyak_` asks of a target network."""
+
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def constrain_(self) -> None: ...
 
 
 def target_copy(network: M, shared: nn.Module) -> M:
-    """A copy that `polyak_` can bring after `network`. `shared`, a part of it, is the same module in both: statistics
-    of observations are not averaged."""
+    """A copy of `network` for `polyak_` to update.
+
+    `shared`, a part of it, is the same module in both: statistics of observations are not averaged.
+    """
     return copy.deepcopy(network, {id(shared): shared}).requires_grad_(False)
 
 

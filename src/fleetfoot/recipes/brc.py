@@ -42,8 +42,10 @@ def tasks(name: str, tasks: str, episodes: int = 10, max_episode_steps: int = 0)
 
 
 def pendulums() -> Recipe:
-    """Four tensor pendulums with rewards scaled by 1, 10, 100 and 1,000, on a CPU: small networks, higher learning
-    rates, a shorter horizon."""
+    """Four tensor pendulums on a CPU, whose rewards are 1, 10, 100 and 1,000 times as large.
+
+    Small networks, higher learning rates, a shorter horizon.
+    """
     optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     agent = BRCConfig(

@@ -23,7 +23,8 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 def dm_control(name: str, task: str) -> Recipe:
     """The low replay ratio of the paper: three updates per action, each action repeated twice, the first update at vec
-    step 25,000."""
+    step 25,000.
+    """
     return Recipe(
         name=name,
         env=EnvPoolConfig(task=task, action_repeat=2),

@@ -60,9 +60,11 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
 
 
 def halfcheetah() -> Recipe:
-    """The default recipe. Episodes are short, because a cheetah that has fallen on its back stays there until the
-    episode ends. With long episodes that start together, the learner may see little else and settle for sliding on the
-    back."""
+    """The default recipe, with short episodes.
+
+    A cheetah that has fallen on its back stays there until its episode ends. If all environments begin together, the
+    learner may see little else, and settle for sliding on the back.
+    """
     env = MuJoCoConfig(task="HalfCheetah-v5", episode_length=100)
     return mujoco("HalfCheetah-v5", 600.0, 3_000, env=env)
 
@@ -138,8 +140,10 @@ def point_mass() -> Recipe:
 
 
 def playground(name: str, task: str) -> Recipe:
-    """A humanoid that follows a joystick, on one GPU. These are the settings of FastTD3 for Playground with four times
-    the robots and twice the updates per vec step, which cost little because they overlap with the simulation.
+    """A humanoid that follows a joystick, on one GPU.
+
+    FastTD3's settings for Playground, with four times its robots and twice its updates per vec step, which cost little
+    while the next step is simulated.
 
     The replay holds 10,240 steps of each robot. In bfloat16, and with the features that policy and critic share stored
     once, it takes about 16 GiB for T1 and 20 GiB for G1; a smaller GPU needs a smaller --replay.capacity.

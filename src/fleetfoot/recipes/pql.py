@@ -47,8 +47,11 @@ def agent(**changes: Any) -> DDPGConfig:
 
 
 def pendulum(name: str = "pql/pendulum", **of_agent: Any) -> Recipe:
-    """The tensor pendulum on two cores. As published, except for the sizes and the initial policy, whose actions are
-    small: with the default initialisation of torch one of two seeds saturated the torque at once and learned little."""
+    """The tensor pendulum on two cores.
+
+    As published but for the sizes and for the policy's first actions, which are small. With torch's own initialisation
+    one seed of two went to full torque at once and learned little from there.
+    """
     small = agent(
         reward_scale=0.1,
         policy_net=MLPConfig(hidden=(64, 64), activation=("elu",), head_std=0.01),
@@ -78,8 +81,10 @@ NUM_ENVS = 4096
 
 
 def published(name: str, env: EnvConfig, total_vec_steps: int, **of_agent: Any) -> Recipe:
-    """As published, except for the task: 4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise
-    from 0.05 to 0.8, 8 critic updates per vec step and 1 policy update per 2 of them, networks of 512, 256 and 128.
+    """Everything as published but the task.
+
+    4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise from 0.05 to 0.8, 8 critic updates per vec
+    step and 1 policy update for 2 of them, networks of 512, 256 and 128.
 
     `reward_scale` keeps values within about 10, as the constants of the paper do for its tasks.
     """
@@ -109,7 +114,8 @@ def pendulum_published(name: str = "pql/pendulum-published", **of_agent: Any) ->
 
 def playground(name: str, task: str, **of_agent: Any) -> Recipe:
     """Humanoids that follow a joystick. There are as many evaluation episodes as robots, so that training and
-    evaluation share code that takes minutes to compile."""
+    evaluation share code that takes minutes to compile.
+    """
     base = published(name, PlaygroundConfig(task=task), 20_000, **of_agent)
     evaluation = EvaluationConfig(every_vec_steps=2_000, episodes=NUM_ENVS)
     return replace(base, evaluation=evaluation, device="cuda")

@@ -74,6 +74,8 @@ def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SAC
 
 @dataclass(frozen=True)
 class Task:
+    """A task of the grid: its line in the list of recipes, and how its recipes are made."""
+
     line: str
     make: Callable[[str, str], Recipe]  # from the name of the recipe and the combination
 
@@ -87,8 +89,11 @@ def dm_control(
     hidden: tuple[int, ...] = (256, 256),
     warmup: int = 10_000,
 ) -> Callable[[str, str], Recipe]:
-    """One environment, `ratio` updates per step. Resets come every 160,000 steps. This is the interval of SR-SAC, 2.56
-    million updates at a replay ratio of 16, counted in steps, so that runs with low ratios reset as well."""
+    """One environment, `ratio` updates per step.
+
+    Resets come every 160,000 steps, SR-SAC's 2.56 million updates at its replay ratio of 16, so that there are some at
+    low ratios too.
+    """
     base = SACConfig(
         policy_net=MLPConfig(hidden=hidden, start="orthogonal"),
         critic_net=MLPConfig(hidden=hidden, start="orthogonal"),

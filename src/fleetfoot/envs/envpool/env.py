@@ -34,8 +34,10 @@ __all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 
 @part
 class EnvPoolConfig:
-    """One task by EnvPool's id, such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1;
-    `kwargs` go to `envpool.make`."""
+    """One task by EnvPool's id; `kwargs` go to `envpool.make`.
+
+    Such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1.
+    """
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 

@@ -77,9 +77,7 @@ class MuJoCoConfig:
 
 
 class MuJoCoEnv:
-    """N environments of one task (`VecEnv`). The n-th start of environment i depends on (seed, i,
-    n) alone.
-    """
+    """N environments of one task (`VecEnv`). The n-th start of environment i depends on (seed, i, n) alone."""
 
     def __init__(
         self,
@@ -270,9 +268,7 @@ class MuJoCoEnv:
         return Obs(tensor, tensor)
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
-        """The array is fresh and nothing here writes to it again, so on the CPU it is handed out as
-        it is.
-        """
+        """On the CPU the array itself is handed out: it is new, and nothing here writes to it again."""
         tensor = torch.from_numpy(array)
         if self.spec.device.type == "cpu":
             return tensor
@@ -309,9 +305,7 @@ def _randomise(
     friction_range: Range | None,
     gain_range: Range | None,
 ) -> None:
-    """Scale the numbers of environment `env`'s own model. Episode -1 keeps these draws apart from
-    the starts.
-    """
+    """Scale the numbers of environment `env`'s own model. Episode -1 keeps these draws apart from the starts."""
     draw = Draw(seed, np.array([env]), np.array([-1]))
     if mass_range is not None:
         factor = draw.uniform(*mass_range, int(model.nbody))[0]

@@ -204,9 +204,7 @@ def _add_contact_sensors(spec: mujoco.MjSpec) -> None:
 
 
 def _contact_wrenches(now: Physics) -> Array:
-    """MuJoCo's `cfrc_ext` up to its sign, [N, bodies * 6]: torque about the robot's centre of mass,
-    and force.
-    """
+    """MuJoCo's `cfrc_ext` up to its sign, [N, bodies * 6]: torque about the robot's centre of mass, and force."""
     count = sum(name.startswith("contact") for name in now.sensor)
     each = np.stack([now.sensor[f"contact{i}"] for i in range(count)], axis=1)  # [N, bodies, 9]
     force, torque = each[..., 0:3], each[..., 3:6]
