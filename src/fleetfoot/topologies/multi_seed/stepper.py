@@ -24,8 +24,9 @@ class StackedStepper(LocalStepper):
     ):
         """`whole`: its parameters are [S, ...] by now. `parts`: those of the seeds, whose state becomes a view of its
         share; all have made equally many steps."""
-        constrain_ = vmapped(partial(_nothing_back, whole.constrain_))
-        super().__init__(whole.cfg, whole.parameters, whole.total_steps, constrain_)
+        vars(self).update(vars(whole))
+        vars(self).pop("optimizer", None)  # one that was made for the weights of one seed
+        self.constrain_ = vmapped(partial(_nothing_back, whole.constrain_))
         self.num_seeds = len(parts)
         self.steps.copy_(parts[0].steps)
         self.lr.copy_(parts[0].lr)
