@@ -26,11 +26,19 @@ from fleetfoot.explore import (
 from fleetfoot.nn.normalize import RunningNorm
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.topologies.apex.actor import Actor, ActorFailed
+from fleetfoot.topologies.apex.actor import Actor
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.priorities import LocalBuffer
-from fleetfoot.topologies.ray.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
-from fleetfoot.topologies.ray.transport import Block, pack_lines, unpack_lines
+from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray.cluster import RayConfig
+from fleetfoot.topologies.ray.transport import (
+    pack_lines,
+    pack_recipe,
+    to_arrays,
+    to_tensors,
+    unpack_lines,
+)
+from fleetfoot.topologies.ray.workers import ActorFailed, Restarts
 from replay.test_frames import Film, frame_spec
 from replay.test_replay import Stream, make_spec
 

@@ -36,7 +36,8 @@ from fleetfoot.topologies.apex import loop as actor_learner_module
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.learner import BURST
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
-from fleetfoot.topologies.ray.cluster import RayConfig, died, load_ray, one_line, remote
+from fleetfoot.topologies.ray.cluster import RayConfig, load_ray
+from fleetfoot.topologies.ray.workers import died, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from reaching import train_until
 from topologies.crashing import BadExamConfig, CrashingConfig

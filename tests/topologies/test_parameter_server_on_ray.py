@@ -25,8 +25,7 @@ from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.gorila.bundle import Report, flat
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from fleetfoot.topologies.ray.cluster import Restarts
-from fleetfoot.topologies.ray.workers import Workers
+from fleetfoot.topologies.ray.workers import Restarts, Workers
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from reaching import train_until
 from topologies.crashing import CrashingConfig

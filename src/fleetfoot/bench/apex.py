@@ -25,7 +25,7 @@ from fleetfoot.data import Discrete, Obs
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig
 from fleetfoot.errors import UserError
 from fleetfoot.topologies.apex.actor import Actor
-from fleetfoot.topologies.ray.cluster import pack_recipe, to_arrays
+from fleetfoot.topologies.ray.transport import pack_recipe, to_arrays
 
 
 def bench_apex(

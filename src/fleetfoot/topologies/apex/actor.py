@@ -9,27 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import EnvSpec, Transition
-from fleetfoot.errors import UserError
 from fleetfoot.explore import check_behaviour, share_of
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.nn.linear import Linear
 from fleetfoot.recipe import Seeds
 from fleetfoot.rollout import rollout
 from fleetfoot.topologies.apex.priorities import LocalBuffer, Remembering
-from fleetfoot.topologies.ray.cluster import (
+from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray.transport import (
     PackedRecipe,
-    one_line,
+    pack_lines,
     to_arrays,
     to_tensors,
     unpack_recipe,
 )
-from fleetfoot.topologies.ray.transport import Block, pack_lines
+from fleetfoot.topologies.ray.workers import Reported
 
 CPU = torch.device("cpu")
-
-
-class ActorFailed(Exception):  # noqa: N818
-    """Something in an actor raised, most likely its environments; the message names their seed."""
 
 
 class Actor:
@@ -120,16 +116,3 @@ class InBfloat16(nn.Module):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             said: Tensor = self.network(*inputs)
         return said.float()
-
-
-class Reported:
-    """Makes what is raised inside an `ActorFailed` that names the seed. Mistakes of the user stay what they are."""
-
-    def __init__(self, what: str):
-        self.what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            raise ActorFailed(f"{self.what}: {one_line(error)}") from error

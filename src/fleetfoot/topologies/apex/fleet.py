@@ -14,16 +14,10 @@ from typing import Any
 
 from fleetfoot.data import EnvSpec
 from fleetfoot.topologies.apex.actor import Actor
-from fleetfoot.topologies.ray.cluster import (
-    PackedRecipe,
-    Published,
-    RayConfig,
-    Restarts,
-    publish,
-    remote,
-)
-from fleetfoot.topologies.ray.transport import Block
-from fleetfoot.topologies.ray.workers import Workers
+from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray.cluster import RayConfig
+from fleetfoot.topologies.ray.transport import PackedRecipe, Published, publish
+from fleetfoot.topologies.ray.workers import Restarts, Workers, remote
 
 
 class ActorFleet:

@@ -19,11 +19,12 @@ from fleetfoot.run.clock import Clock
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead
+from fleetfoot.topologies.apex.wire import Block
 from fleetfoot.topologies.old_journal import Learning
-from fleetfoot.topologies.ray.cluster import PackedRecipe, Restarts, load_ray, unpack_recipe
-from fleetfoot.topologies.ray.evaluator import Evaluations
+from fleetfoot.topologies.ray.cluster import load_ray
 from fleetfoot.topologies.ray.monitor import News
-from fleetfoot.topologies.ray.transport import Block
+from fleetfoot.topologies.ray.transport import PackedRecipe, unpack_recipe
+from fleetfoot.topologies.ray.workers import Evaluations, Restarts
 
 if TYPE_CHECKING:
     from fleetfoot.topologies.apex.loop import ActorLearnerConfig

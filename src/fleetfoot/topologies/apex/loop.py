@@ -42,15 +42,9 @@ from fleetfoot.execution.learner import learner
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.apex.learner import BURST, FleetRun
-from fleetfoot.topologies.ray.cluster import (
-    PackedRecipe,
-    RayConfig,
-    cluster,
-    pack_recipe,
-    to_tensors,
-)
+from fleetfoot.topologies.ray.cluster import RayConfig, cluster
 from fleetfoot.topologies.ray.monitor import WAIT_SECONDS, News, Watch
-from fleetfoot.topologies.ray.transport import unpack_lines
+from fleetfoot.topologies.ray.transport import PackedRecipe, pack_recipe, to_tensors, unpack_lines
 
 CPU = torch.device("cpu")
 

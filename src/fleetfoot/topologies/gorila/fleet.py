@@ -39,17 +39,9 @@ from fleetfoot.topologies.gorila.server import (
     Version,
     cut,
 )
-from fleetfoot.topologies.ray.cluster import (
-    PackedRecipe,
-    RayConfig,
-    Restarts,
-    died,
-    load_ray,
-    pack_recipe,
-    remote,
-    unpack_recipe,
-)
-from fleetfoot.topologies.ray.workers import Workers
+from fleetfoot.topologies.ray.cluster import RayConfig, load_ray
+from fleetfoot.topologies.ray.transport import PackedRecipe, pack_recipe, unpack_recipe
+from fleetfoot.topologies.ray.workers import Restarts, Workers, died, remote
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.5  # between two looks at whether the user has pressed Ctrl-C

@@ -27,7 +27,6 @@ from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.rollout import rollout
-from fleetfoot.topologies.apex.actor import Reported
 from fleetfoot.topologies.pql.exchange import copy_flat_, flat
 from fleetfoot.topologies.pql.halves import (
     critic_weights,
@@ -37,14 +36,18 @@ from fleetfoot.topologies.pql.halves import (
     statistics,
     synchronize,
 )
-from fleetfoot.topologies.ray.cluster import (
+from fleetfoot.topologies.ray.cluster import load_ray
+from fleetfoot.topologies.ray.transport import (
     PackedRecipe,
-    load_ray,
+    pack_lines,
+    split_lines,
     to_arrays,
     to_tensors,
+    unpack_lines,
+    unpack_obs,
     unpack_recipe,
 )
-from fleetfoot.topologies.ray.transport import pack_lines, split_lines, unpack_lines, unpack_obs
+from fleetfoot.topologies.ray.workers import Reported
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from typing import Any
 from fleetfoot.log import Console, Counters
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.topologies.ray.cluster import (
-    PackedRecipe,
-    RayConfig,
+from fleetfoot.topologies.ray.cluster import RayConfig
+from fleetfoot.topologies.ray.transport import PackedRecipe
+from fleetfoot.topologies.ray.workers import (
     Restarts,
     died,
     on_this_node,

@@ -7,6 +7,12 @@ Of a stack of frames only the newest is new.
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import json
+import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,20 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetfoot.config import from_json, to_json
 from fleetfoot.data import EnvSpec, Obs, Transition
-from fleetfoot.topologies.ray.cluster import to_arrays, to_tensors
+from fleetfoot.errors import UserError
+from fleetfoot.recipe import Recipe
 
-
-class Block(NamedTuple):
-    """L lines of V environments. All but the numbers are numpy arrays."""
-
-    actor: int
-    incarnation: int  # how often this actor has been replaced
-    sequence: int  # blocks of this incarnation before this one
-    version: int  # of the weights that acted
-    seconds: float  # it took to collect
-    lines: dict[str, Any]
-    td_error: Any  # [L, V] absolute, or None where the actor does not know
+# Arrays from the object store cannot be written to. Nothing here writes to them, and torch would warn each time.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
 def pack_lines(steps: Sequence[Transition], spec: EnvSpec) -> dict[str, Any]:
@@ -122,3 +121,99 @@ def _to(tree: Any, device: torch.device) -> Any:
     if isinstance(tree, dict):
         return {key: _to(value, device) for key, value in tree.items()}
     return tree
+
+
+class PackedRecipe(NamedTuple):
+    """A recipe on its way to another process."""
+
+    text: str  # JSON
+    modules: tuple[str, ...]  # that define its parts, the user's own among them
+    path: tuple[str, ...]  # where this process finds modules
+
+
+def pack_recipe(recipe: Recipe) -> PackedRecipe:
+    modules = sorted(set(_modules(recipe)))
+    if "__main__" in modules:
+        raise UserError(
+            "a part of this recipe is defined in the program itself, where other processes do not find it: "
+            "move it to a module of its own and import it."
+        )
+    path = tuple(os.path.abspath(place) for place in sys.path if os.path.isdir(place or "."))
+    return PackedRecipe(json.dumps(to_json(recipe)), tuple(modules), path)
+
+
+def unpack_recipe(packed: PackedRecipe) -> Recipe:
+    known = set(sys.path)
+    sys.path += [place for place in packed.path if place not in known and os.path.isdir(place)]
+    for module in packed.modules:
+        importlib.import_module(module)
+    recipe = from_json(json.loads(packed.text))
+    assert isinstance(recipe, Recipe)
+    return recipe
+
+
+def _modules(value: Any) -> Iterator[str]:
+    if dataclasses.is_dataclass(value):
+        yield type(value).__module__
+        for field in dataclasses.fields(value):
+            yield from _modules(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _modules(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _modules(one)
+
+
+class Bfloat16(NamedTuple):
+    """Numbers that numpy does not know, by their bits."""
+
+    bits: Any
+
+
+def to_arrays(tree: Any, *, copy: bool = True) -> Any:
+    """Tensors, in dictionaries, tuples and lists, as numpy arrays that nobody will write to.
+
+    A tensor on the CPU is copied: the object store may read it later, when training may have changed it. What is read
+    at once, as that which a worker returns, need not be.
+    """
+    if isinstance(tree, Tensor):
+        if tree.dtype == torch.bfloat16:
+            return Bfloat16(to_arrays(tree.view(torch.int16), copy=copy))
+        host = tree.detach().to("cpu")
+        shared = host.data_ptr() == tree.data_ptr()
+        return (host.clone() if copy and shared else host).numpy()
+    if isinstance(tree, dict):
+        return {key: to_arrays(value, copy=copy) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return [to_arrays(value, copy=copy) for value in tree]
+    return tree
+
+
+def to_tensors(tree: Any) -> Any:
+    """The inverse of `to_arrays`, but for tuples, which are lists now. Do not write to the tensors."""
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(tree)
+    if isinstance(tree, Bfloat16):
+        return torch.from_numpy(tree.bits).view(torch.bfloat16)
+    if isinstance(tree, dict):
+        return {key: to_tensors(value) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return [to_tensors(value) for value in tree]
+    return tree
+
+
+class Published(NamedTuple):
+    """Weights in the object store. Pass it to workers as it is; `fetch` gives the arrays' tensors."""
+
+    version: int
+    ref: Any  # None in `version` 0, where workers build the initial weights themselves
+
+
+def publish(ray: Any, version: int, weights: Any) -> Published:
+    """Put `weights` (any tree of tensors) into the object store under a version number."""
+    return Published(version, ray.put(to_arrays(weights)))
+
+
+def fetch(ray: Any, published: Published) -> Any:
+    return to_tensors(ray.get(published.ref))
