@@ -114,11 +114,11 @@ def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
     fleet.server, fleet.idle = SimpleNamespace(shards=[]), deque([0, 1])
 
     def launch(index: int) -> tuple[Any, Any]:
-        bundle = Slow(index, workers.lives[index])
+        bundle = Slow(index, workers.incarnations[index])
         return bundle, bundle.start.remote()
 
     workers = fleet.workers = Workers(
-        fleet.ray, launch, lives=[0, 0], name=str, restarts=fleet.restarts
+        fleet.ray, launch, incarnations=[0, 0], name=str, restarts=fleet.restarts
     )
     workers.launch_all()
     made.clear()

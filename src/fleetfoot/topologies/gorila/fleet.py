@@ -175,7 +175,7 @@ class BundleFleet:
         self.replica = Replica(self.server, agent)
         self.generation = 0
         self.workers = Workers(
-            ray, self.launch, lives=[0] * cfg.bundles, name=self.name, restarts=self.restarts
+            ray, self.launch, incarnations=[0] * cfg.bundles, name=self.name, restarts=self.restarts
         )
         self.habits: list[dict[str, Any] | None] = [None] * cfg.bundles
         self.saved: list[Any] = [None] * cfg.bundles  # states that the bundles begin with
@@ -187,12 +187,14 @@ class BundleFleet:
         )
 
     def name(self, index: int) -> str:
-        seed = bundle_seeds(self.recipe.seed, index, self.workers.lives[index]).env
+        seed = bundle_seeds(self.recipe.seed, index, self.workers.incarnations[index]).env
         return f"bundle {index} (environments of seed {seed})"
 
     def launch(self, index: int) -> tuple[Any, Any]:
         """A bundle that goes on from a saved state, or with the habits of one that was lost."""
-        bundle = self.bundle_class.remote(self.packed, self.cuts, index, self.workers.lives[index])
+        bundle = self.bundle_class.remote(
+            self.packed, self.cuts, index, self.workers.incarnations[index]
+        )
         state, self.saved[index] = self.saved[index], None
         habits = self.habits[index] if state is None else None
         return bundle, bundle.start.remote(self.server.shards, habits, state)
@@ -201,7 +203,7 @@ class BundleFleet:
         """Start all bundles, from the beginning or from a checkpoint."""
         if state is not None:
             self.generation, self.idle = state["generation"], deque(state["turns"])
-            self.workers.lives[:] = state["lives"]
+            self.workers.incarnations[:] = state["lives"]
             self.server.load_state_dict(state["server"], self.generation)
             self.habits = [{name: b[name] for name in CARRIED_STATE} for b in state["bundles"]]
             replays = state.pop("replay", [None] * self.cfg.bundles)
@@ -284,7 +286,7 @@ class BundleFleet:
             "server": self.kept,
             "bundles": [{k: v for k, v in b.items() if k != "replay"} for b in bundles],
             "generation": self.generation + 1,
-            "lives": list(self.workers.lives),
+            "lives": list(self.workers.incarnations),
             "turns": list(self.idle),
         }
         return state | ({"replay": [b["replay"] for b in bundles]} if with_replay else {})

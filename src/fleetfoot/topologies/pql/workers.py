@@ -47,7 +47,7 @@ from fleetfoot.topologies.ray.transport import (
     unpack_obs,
     unpack_recipe,
 )
-from fleetfoot.topologies.ray.workers import Reported
+from fleetfoot.topologies.ray.workers import naming_seed
 
 CPU = torch.device("cpu")
 
@@ -144,7 +144,7 @@ class SplitActor(Stage):
         steps they made; `state`: of a checkpoint."""
         recipe = self._begin()
         self.seeds = Seeds.of(recipe.seed, 0, life) if life else recipe.seeds()
-        with self._reported():
+        with naming_seed(self.seeds.env):
             self.env = recipe.env.build(recipe.num_envs, self.seeds.env, self.device)
             obs = self.env.reset()
         self.spec = self.env.spec
@@ -178,7 +178,7 @@ class SplitActor(Stage):
         self, policy_number: int, policy: Any, statistics_number: int, normal: Any
     ) -> tuple[float, Any, Any]:
         """One vec step: what was seen, and the rest of the transition."""
-        with self._round(1), self._reported():
+        with self._round(1), naming_seed(self.seeds.env):
             self._follow(policy_number, policy, statistics_number, normal)
             if self.first:
                 with self._compiling():
@@ -202,7 +202,7 @@ class SplitActor(Stage):
         """Here, because this is where simulators run well."""
         begun = time.perf_counter()
         self._follow(policy_number, policy, statistics_number, normal)
-        with self._reported():
+        with naming_seed(self.seeds.env):
             if self.evaluator is None:
                 recipe, seeds = self.recipe, self.recipe.seeds()
                 self.evaluator = Evaluator(
@@ -229,9 +229,6 @@ class SplitActor(Stage):
         self.env.close()
         if self.evaluator is not None:
             self.evaluator.close()
-
-    def _reported(self) -> Reported:
-        return Reported(f"environment seed {self.seeds.env}")
 
 
 class CriticLearner(Stage):

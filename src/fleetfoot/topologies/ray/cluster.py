@@ -1,21 +1,21 @@
-"""Ray, for the topologies that are spread over processes and machines.
+"""Starts Ray or joins a cluster, for the topologies that are spread over processes and machines.
 
-Without an address a run starts a Ray of its own, which ends with it and listens on this machine alone. With one it
-joins the cluster there and leaves it running. What travels: recipes as JSON, weights and transitions as numpy arrays
-through Ray's object store, which pickles what carries them. Nothing here unpickles a file; a Ray whose object store is
-full moves objects to files of its own session folder and reads them back.
+Without an address a run starts its own Ray, which ends with it and listens on this machine only. With an address it
+joins that cluster and leaves it running. Recipes travel as JSON, weights and transitions as numpy arrays through Ray's
+object store, which pickles the containers around them. Nothing here unpickles a file; when its object store is full,
+Ray itself moves objects to files in its session folder and reads them back.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from fleetfoot.config import part
@@ -27,15 +27,15 @@ GIB = 1024**3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterFields:
-    """What every way to use Ray has to say."""
+    """The options of every topology on Ray."""
 
     address: str = ""
-    """Of a running cluster (host:port, or auto for the one on this machine); empty: start one for this run alone."""
+    """Address of a running cluster (host:port, or auto for the one on this machine); empty: start one for this run."""
     object_store_gib: float = 1.0
-    """Shared memory of a Ray started here."""
+    """Shared memory of a Ray that this run starts."""
     max_restarts: int = 10
-    """Workers that may die or fail before the run ends with an error. A learner that begins again, and a resumed
-    run, count from 0; losses of the learner itself are counted apart, to the same limit."""
+    """Workers that may die or fail before the run ends with an error. The count starts again at 0 when the learner is
+    restarted or the run is resumed; losses of the learner itself are counted separately, to the same limit."""
 
 
 @part
@@ -60,7 +60,7 @@ class RayConfig(ClusterFields):
 
 
 def check_device(device: torch.device) -> None:
-    """UserError for a certain GPU: which one a process gets is for Ray to say, and it sees no other."""
+    """UserError for a numbered GPU: Ray decides which GPU a process gets, and the process sees no other."""
     if device.type == "cuda" and device.index:
         raise UserError(
             f"under Ray a learner cannot choose {device}: use --device cuda, and to choose a GPU start "
@@ -69,9 +69,10 @@ def check_device(device: torch.device) -> None:
 
 
 def load_ray() -> Any:
-    """The module `ray`, or one line about how to get it."""
+    """The module `ray`. UserError, with the command that installs it, where it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # no GPU asked for, none seen
+    # A process that asks for no GPU sees none.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -82,14 +83,14 @@ def load_ray() -> Any:
 def cluster(
     cfg: ClusterFields, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
 ) -> Iterator[Any]:
-    """The module `ray`, connected; `cpus` and `gpus` are what the roles of the run ask for together, `here` is what
-    those of them ask for that must be on this machine.
+    """The module `ray`, connected. `cpus` and `gpus`: what all processes of the run ask for together; `here`: the part
+    of it that must be on this machine.
 
-    A Ray started here promises just that many cores, whatever the machine has: four actors then run on two cores too,
-    in turns. A Ray that the program is connected to already is used, and left as it is.
+    A Ray started here offers exactly that many cores, however many the machine has, so four actors also run on two
+    cores. A Ray that this program is already connected to is used and left running.
     """
     if not cfg.address:
-        # Ray then takes the loopback address for this machine's, and all its services listen there alone.
+        # Ray then uses the loopback address for this machine, and all its services listen only there.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = load_ray()
     if ray.is_initialized():
@@ -105,8 +106,8 @@ def cluster(
                 "local",
                 _node_ip_address="127.0.0.1",
                 include_dashboard=False,
-                num_cpus=int(np.ceil(cpus)),
-                num_gpus=int(np.ceil(gpus)),
+                num_cpus=math.ceil(cpus),
+                num_gpus=math.ceil(gpus),
                 object_store_memory=int(cfg.object_store_gib * GIB),
                 **quiet,
             )
@@ -122,22 +123,22 @@ def cluster(
 
 
 def check_room(ray: Any, cpus: float, gpus: float, here: tuple[float, float] = (0, 0)) -> None:
-    """Refuse a cluster that could never hold the run: Ray itself would wait for ever.
+    """Refuse a cluster that is too small for the run: Ray itself would wait forever.
 
-    What other programs use now may become free, so it counts as room.
+    Resources that other programs use now may become free, so they count.
     """
-    mine = ray.get_runtime_context().get_node_id()
-    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    own = alive.get(mine, {})
-    whole = ray.cluster_resources()
-    for name, all_roles, learner in (("CPU", cpus, here[0]), ("GPU", gpus, here[1])):
-        if own.get(name, 0.0) < learner:
+    this_node = ray.get_runtime_context().get_node_id()
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    offered_here, offered = nodes.get(this_node, {}), ray.cluster_resources()
+    for name, needed, needed_here in (("CPU", cpus, here[0]), ("GPU", gpus, here[1])):
+        if offered_here.get(name, 0.0) < needed_here:
             raise UserError(
-                f"the learner asks for {learner:g} {name}s, Ray has {own.get(name, 0.0):g} on this machine, where "
-                f"the learner must be: start Ray here with more, or lower --topology.ray.learner-{name.lower()}s."
+                f"the learner asks for {needed_here:g} {name}s, Ray has {offered_here.get(name, 0.0):g} on this "
+                f"machine, where the learner must be: start Ray here with more, or lower "
+                f"--topology.ray.learner-{name.lower()}s."
             )
-        if whole.get(name, 0.0) < all_roles:
+        if offered.get(name, 0.0) < needed:
             raise UserError(
-                f"the run asks for {all_roles:g} {name}s, the cluster has {whole.get(name, 0.0):g}: "
+                f"the run asks for {needed:g} {name}s, the cluster has {offered.get(name, 0.0):g}: "
                 "add nodes, take fewer workers, or let each ask for less."
             )

@@ -1,9 +1,10 @@
-"""Worker processes of which each has a place, and who takes the place of one that is lost."""
+"""Worker processes: how they are started, what their errors mean, and how lost ones are replaced."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,141 +17,47 @@ from fleetfoot.topologies.ray.transport import PackedRecipe, to_arrays, to_tenso
 CPU = torch.device("cpu")
 
 
-class Workers:
-    """All workers of one kind. A worker is a Ray actor with a method `start`, which builds what the worker needs: what
-    a Ray actor's constructor raises is lost."""
-
-    def __init__(
-        self,
-        ray: Any,
-        launch: Callable[[int], tuple[Any, Any]],
-        *,
-        lives: list[int],
-        name: Callable[[int], str],
-        restarts: Restarts,
-    ):
-        """`launch(place)` makes a worker and calls its `start`: a handle and the call. `lives`: how many had each place
-        before; `name(place)`: what to call the worker there when it is lost."""
-        self.ray, self.make, self.name, self.restarts = ray, launch, name, restarts
-        self.lives = lives
-        self.handles: list[Any] = [None] * len(lives)
-        self.starting: dict[int, Any] = {}  # place -> call of `start` whose end nobody has seen
-
-    def launch(self, place: int) -> None:
-        self.handles[place], self.starting[place] = self.make(place)
-
-    def launch_all(self) -> list[Any]:
-        """Launch all at once; what their `start` returned when all are there."""
-        for place in range(len(self.handles)):
-            self.launch(place)
-        return [self.wait_for(place) for place in range(len(self.handles))]
-
-    def wait_for(self, place: int) -> Any:
-        """What the `start` of the worker at `place` returns, or that of its first successor that has one."""
-        while True:
-            call = self.starting[place]
-            if self.started(place):
-                return self.ray.get(call)
-
-    def started(self, place: int) -> bool:
-        """Wait until the worker at `place` is built; False: that failed, and the next is begun."""
-        if place not in self.starting:
-            return True
-        try:
-            self.ray.get(self.starting.pop(place))
-        except Exception as error:
-            self.replace(place, error)
-            return False
-        return True
-
-    def replace(self, place: int, error: Exception) -> None:
-        """Begin to build a worker for one that died or raised `error`. UserError where that was a mistake of the user,
-        or one loss too many."""
-        self.restarts.note(self.name(place), error)
-        self.ray.kill(self.handles[place])
-        self.lives[place] += 1
-        self.launch(place)
-
-    def close(self) -> None:
-        for handle in self.handles:
-            if handle is not None:
-                self.ray.kill(handle)
-
-
-def on_this_node(ray: Any) -> Any:
-    """A scheduling strategy: on the machine of the caller, where its run folder is."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
 def remote(ray: Any, cls: type, *, cpus: float, gpus: float = 0.0, **options: Any) -> Any:
-    """`cls` as a Ray actor class. Restarting is the topology's business: only it knows what a restart loses."""
+    """`cls` as a Ray actor class. Ray restarts nothing: only the topology knows what a restart loses."""
     return ray.remote(cls).options(
         num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **options
     )
 
 
-class Restarts:
-    """Counts workers that were lost, says so in one line each, and gives up beyond a limit.
+def on_this_node(ray: Any) -> Any:
+    """A scheduling strategy: on the caller's machine, where the run folder is."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    What a Ray actor prints ends in Ray's own files, so those that restart others hand their lines to `say`.
-    """
-
-    def __init__(
-        self,
-        limit: int,
-        say: Callable[[str], object] | None = None,
-        option: str = "--topology.ray.max-restarts",
-    ):
-        """`option`: where the limit can be raised."""
-        self.limit, self.count, self.say, self.option = limit, 0, say or tell, option
-
-    def note(self, who: str, error: BaseException | str) -> None:
-        """A worker is lost and will be replaced. UserError where its error is one, or where there were too many."""
-        if isinstance(error, BaseException):
-            raise_mistake(error)
-        reason = error if isinstance(error, str) else one_line(error)
-        self.count += 1
-        if self.count > self.limit:
-            raise UserError(
-                f"{who} is lost ({reason}) after {self.limit} restarts: put that right, or raise {self.option}."
-            )
-        self.say(f"{who} is lost ({reason}); restart {self.count} of {self.limit}.")
-
-
-def tell(line: str) -> None:
-    print(f"fleetfoot: {line}", file=sys.stderr, flush=True)
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def died(ray: Any, error: BaseException) -> bool:
-    """Is this the death of the process asked, or of its machine, and not an exception inside it?
+    """Did the process that was called die, or its machine? False for an exception inside it.
 
-    Where a worker meets the death of another and does not catch it, Ray makes that an error of both kinds.
+    If a worker does not catch the death of another one, Ray raises an error that is of both kinds.
     """
-    if isinstance(error, ray.exceptions.RayTaskError):
-        return False
     kinds = ray.exceptions
-    ends = (kinds.RayActorError, kinds.WorkerCrashedError, kinds.ObjectLostError)
-    return isinstance(
-        error, (*ends, kinds.OutOfMemoryError)
-    )  # Ray ends processes before memory does
+    if isinstance(error, kinds.RayTaskError):
+        return False
+    deaths = (kinds.RayActorError, kinds.WorkerCrashedError, kinds.ObjectLostError)
+    # Out of memory: Ray kills processes before their machine has none left.
+    return isinstance(error, (*deaths, kinds.OutOfMemoryError))
 
 
 def cause(error: BaseException) -> BaseException:
-    """What a worker raised, out of what Ray makes of it."""
+    """The exception that a worker raised, without Ray's wrapper."""
     inner = getattr(error, "cause", None)
     return inner if isinstance(inner, BaseException) else error
 
 
 def raise_mistake(error: BaseException) -> None:
-    """Raise what a worker raised, if that is a mistake of the user: another worker would make it too."""
+    """Raise a worker's error again if the user caused it: a replacement would fail in the same way."""
     if isinstance(inner := cause(error), UserError):
         raise UserError(str(inner)) from error
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error and the last line of what it says."""
+    """The type of an error and the last line of its message."""
     inner = cause(error)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     if type(inner).__name__ in ("ActorDiedError", "RayActorError", "ActorUnavailableError"):
@@ -161,24 +68,111 @@ def one_line(error: BaseException) -> str:
 
 
 class ActorFailed(Exception):  # noqa: N818
-    """Something in an actor raised, most likely its environments; the message names their seed."""
+    """An actor raised an exception, most likely in its environments; the message names their seed."""
 
 
-class Reported:
-    """Makes what is raised inside an `ActorFailed` that names the seed. Mistakes of the user stay what they are."""
+@contextmanager
+def naming_seed(seed: int) -> Iterator[None]:
+    """Around work with environments: exceptions become `ActorFailed`, except those that the user caused."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise ActorFailed(f"environment seed {seed}: {one_line(error)}") from error
 
-    def __init__(self, what: str):
-        self.what = what
 
-    def __enter__(self) -> None: ...
+def print_line(line: str) -> None:
+    print(f"fleetfoot: {line}", file=sys.stderr, flush=True)
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            raise ActorFailed(f"{self.what}: {one_line(error)}") from error
+
+class Restarts:
+    """Counts lost workers, reports each in one line, and gives up beyond a limit."""
+
+    def __init__(
+        self,
+        limit: int,
+        report: Callable[[str], object] = print_line,
+        option: str = "--topology.ray.max-restarts",
+    ):
+        """`report`: for a Ray actor, whose own output ends up in Ray's files; `option`: the one that sets the limit."""
+        self.limit, self.count, self.report, self.option = limit, 0, report, option
+
+    def note(self, who: str, error: BaseException | str) -> None:
+        """A worker is lost and will be replaced. UserError if the user caused it, or if too many were lost."""
+        if isinstance(error, BaseException):
+            raise_mistake(error)
+        reason = error if isinstance(error, str) else one_line(error)
+        self.count += 1
+        if self.count > self.limit:
+            raise UserError(
+                f"{who} is lost ({reason}) after {self.limit} restarts: fix the cause, or raise {self.option}."
+            )
+        self.report(f"{who} is lost ({reason}); restart {self.count} of {self.limit}.")
+
+
+class Workers:
+    """All workers of one kind. A worker is a Ray actor whose method `start` builds everything it needs: an exception in
+    the constructor of a Ray actor gets lost."""
+
+    def __init__(
+        self,
+        ray: Any,
+        launch: Callable[[int], tuple[Any, Any]],
+        *,
+        incarnations: list[int],
+        name: Callable[[int], str],
+        restarts: Restarts,
+    ):
+        """`launch(place)` creates a worker and calls its `start`; it returns the handle and the call. `incarnations`:
+        how many workers each place has had before; `name(place)`: for messages."""
+        self.ray, self.make, self.name, self.restarts = ray, launch, name, restarts
+        self.incarnations = incarnations
+        self.handles: list[Any] = [None] * len(incarnations)
+        self.starting: dict[int, Any] = {}  # place -> call of `start` that nobody has waited for
+
+    def launch(self, place: int) -> None:
+        self.handles[place], self.starting[place] = self.make(place)
+
+    def launch_all(self) -> list[Any]:
+        """Launch all at once, wait until they are built, and return what their `start` returned."""
+        for place in range(len(self.handles)):
+            self.launch(place)
+        return [self.wait_for(place) for place in range(len(self.handles))]
+
+    def wait_for(self, place: int) -> Any:
+        """What `start` returned at `place`, after replacing workers there until one is built."""
+        while True:
+            call = self.starting[place]
+            if self.started(place):
+                return self.ray.get(call)
+
+    def started(self, place: int) -> bool:
+        """Wait until the worker at `place` is built. False: that failed, and its replacement is being built."""
+        if place not in self.starting:
+            return True
+        try:
+            self.ray.get(self.starting.pop(place))
+        except Exception as error:
+            self.replace(place, error)
+            return False
+        return True
+
+    def replace(self, place: int, error: Exception) -> None:
+        """Start to build a replacement for a worker that died or raised `error`. UserError as in `Restarts.note`."""
+        self.restarts.note(self.name(place), error)
+        self.ray.kill(self.handles[place])
+        self.incarnations[place] += 1
+        self.launch(place)
+
+    def close(self) -> None:
+        for handle in self.handles:
+            if handle is not None:
+                self.ray.kill(handle)
 
 
 class RemoteEvaluator:
-    """Lives in that process."""
+    """Plays greedy episodes in its own process, while training goes on."""
 
     def __init__(self, packed: PackedRecipe):
         self.packed = packed
@@ -188,57 +182,57 @@ class RemoteEvaluator:
         if self.evaluator is None:
             torch.set_num_threads(1)
             recipe = unpack_recipe(self.packed)
-            seeds = recipe.seeds()
-            self.evaluator = Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, CPU)
-            agent = recipe.build_agent(self.evaluator.env.spec, CPU, total_updates=1)
-            self.policy = agent.policy
+            seed = recipe.seeds().evaluation
+            self.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU)
+            self.policy = recipe.build_agent(self.evaluator.env.spec, CPU, total_updates=1).policy
         self.policy.load_state_dict(to_tensors(policy))
         return self.evaluator(self.policy).metrics()
 
 
-class Evaluated(NamedTuple):
-    counters: Counters  # when it was asked for
-    metrics: dict[str, float]
-    state: dict[str, Any]  # of the run then
+class Evaluation(NamedTuple):
+    """Also a pending one, whose metrics are still a call."""
+
+    counters: Counters  # when it was requested
+    metrics: Any
+    state: dict[str, Any]  # of the run at that time
 
 
 class Evaluations:
-    """The learner's side: one evaluation at a time, by a process that is replaced where it is lost."""
+    """The learner's side of the evaluator: at most one evaluation at a time, and a new process if one is lost."""
 
     def __init__(self, ray: Any, packed: PackedRecipe, *, cpus: float, restarts: Restarts):
         self.ray, self.packed, self.cpus, self.restarts = ray, packed, cpus, restarts
         self.process: Any = None
-        self.asked: tuple[Any, Counters, dict[str, Any]] | None = None
+        self.pending: Evaluation | None = None
 
-    def ask(self, policy: torch.nn.Module, counters: Counters, state: dict[str, Any]) -> None:
-        """Have `policy`, as it is now, evaluated. Nothing else may be on its way."""
-        assert self.asked is None
-        self.asked = self._call(policy), counters, state
+    def request(self, policy: torch.nn.Module, counters: Counters, state: dict[str, Any]) -> None:
+        """Evaluate `policy` as it is now. There must be no pending evaluation."""
+        assert self.pending is None
+        self.pending = Evaluation(counters, self._call(policy), state)
 
-    def take(self, *, wait: bool = False) -> Evaluated | None:
-        """What came back. None: nothing yet, or its process was lost, and that evaluation with it."""
-        if self.asked is None:
+    def take(self, *, wait: bool = False) -> Evaluation | None:
+        """The finished evaluation. None: not finished, or lost together with its process."""
+        pending = self.pending
+        if pending is None:
             return None
-        call, counters, state = self.asked
-        if not self.ray.wait([call], timeout=None if wait else 0)[0]:
+        if not self.ray.wait([pending.metrics], timeout=None if wait else 0)[0]:
             return None
-        self.asked = None
-        metrics = self._answer(call)
-        return None if metrics is None else Evaluated(counters, metrics, state)
+        self.pending = None
+        metrics = self._result(pending.metrics)
+        return None if metrics is None else pending._replace(metrics=metrics)
 
     def now(self, policy: torch.nn.Module) -> dict[str, float]:
-        """Wait for an evaluation, with another process where one is lost."""
-        while (metrics := self._answer(self._call(policy))) is None:
+        """Evaluate and wait; repeated with a new process if one is lost."""
+        while (metrics := self._result(self._call(policy))) is None:
             ...
         return metrics
 
     def _call(self, policy: torch.nn.Module) -> Any:
         if self.process is None:
-            make = remote(self.ray, RemoteEvaluator, cpus=self.cpus)
-            self.process = make.remote(self.packed)
+            self.process = remote(self.ray, RemoteEvaluator, cpus=self.cpus).remote(self.packed)
         return self.process.evaluate.remote(to_arrays(policy.state_dict()))
 
-    def _answer(self, call: Any) -> dict[str, float] | None:
+    def _result(self, call: Any) -> dict[str, float] | None:
         try:
             metrics: dict[str, float] = self.ray.get(call)
             return metrics
