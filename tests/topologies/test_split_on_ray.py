@@ -38,7 +38,8 @@ from fleetfoot.topologies.pql.loop import InProcessConfig, SplitLearnersConfig, 
 from fleetfoot.topologies.pql.on_ray import OnRayConfig
 from fleetfoot.topologies.pql.processes import RoleConfig
 from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
-from fleetfoot.topologies.ray.cluster import Restarts, pack_recipe, to_tensors
+from fleetfoot.topologies.ray.transport import pack_recipe, to_tensors
+from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.runs import QUIET, agent_state, assert_same, short, tensors
 from support.skewed import SkewedDDPGConfig, SkewedEnvConfig

@@ -24,7 +24,8 @@ from fleetfoot.topologies.pql.halves import policy_weights, statistics
 from fleetfoot.topologies.pql.loop import STAGES, SplitLearnersConfig
 from fleetfoot.topologies.pql.processes import WAIT_SECONDS, Stages
 from fleetfoot.topologies.pql.workers import Told
-from fleetfoot.topologies.ray.cluster import cause, to_tensors
+from fleetfoot.topologies.ray.transport import to_tensors
+from fleetfoot.topologies.ray.workers import cause
 
 CPU = torch.device("cpu")
 AHEAD = 2  # rounds asked of a process at once

@@ -30,7 +30,8 @@ from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.pql.coordinator import RaySplitRun
 from fleetfoot.topologies.pql.loop import STAGES
 from fleetfoot.topologies.pql.processes import RoleConfig, Stages
-from fleetfoot.topologies.ray.cluster import ClusterFields, Restarts, cluster
+from fleetfoot.topologies.ray.cluster import ClusterFields, cluster
+from fleetfoot.topologies.ray.workers import Restarts
 
 
 @part

@@ -14,17 +14,9 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.pql.loop import STAGES, SplitLearnersConfig
 from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
-from fleetfoot.topologies.ray.cluster import (
-    Published,
-    Restarts,
-    cause,
-    check_device,
-    died,
-    pack_recipe,
-    raise_mistake,
-    remote,
-    to_arrays,
-)
+from fleetfoot.topologies.ray.cluster import check_device
+from fleetfoot.topologies.ray.transport import Published, pack_recipe, to_arrays
+from fleetfoot.topologies.ray.workers import Restarts, cause, died, raise_mistake, remote
 
 WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
 WORKERS = {"actor": SplitActor, "critic": CriticLearner, "policy": PolicyLearner}

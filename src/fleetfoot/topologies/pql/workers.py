@@ -27,7 +27,6 @@ from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.rollout import rollout
-from fleetfoot.topologies.apex.actor import Reported
 from fleetfoot.topologies.pql.exchange import copy_flat_, flat
 from fleetfoot.topologies.pql.halves import (
     critic_weights,
@@ -36,14 +35,18 @@ from fleetfoot.topologies.pql.halves import (
     statistics,
     synchronize,
 )
-from fleetfoot.topologies.ray.cluster import (
+from fleetfoot.topologies.ray.cluster import load_ray
+from fleetfoot.topologies.ray.transport import (
     PackedRecipe,
-    load_ray,
+    pack_lines,
+    split_lines,
     to_arrays,
     to_tensors,
+    unpack_lines,
+    unpack_obs,
     unpack_recipe,
 )
-from fleetfoot.topologies.ray.transport import pack_lines, split_lines, unpack_lines, unpack_obs
+from fleetfoot.topologies.ray.workers import naming_seed
 
 CPU = torch.device("cpu")
 
@@ -140,7 +143,7 @@ class SplitActor(Stage):
         steps they made; `state`: of a checkpoint."""
         recipe = self._begin()
         self.seeds = Seeds.of(recipe.seed, 0, life) if life else recipe.seeds()
-        with self._reported():
+        with naming_seed(self.seeds.env):
             self.env = recipe.env.build(recipe.num_envs, self.seeds.env, self.device)
             obs = self.env.reset()
         self.spec = self.env.spec
@@ -174,7 +177,7 @@ class SplitActor(Stage):
         self, policy_number: int, policy: Any, statistics_number: int, normal: Any
     ) -> tuple[float, Any, Any]:
         """One vec step: what was seen, and the rest of the transition."""
-        with self._round(1), self._reported():
+        with self._round(1), naming_seed(self.seeds.env):
             self._follow(policy_number, policy, statistics_number, normal)
             if self.first:
                 with self._compiling():
@@ -198,7 +201,7 @@ class SplitActor(Stage):
         """Here, because this is where simulators run well."""
         begun = time.perf_counter()
         self._follow(policy_number, policy, statistics_number, normal)
-        with self._reported():
+        with naming_seed(self.seeds.env):
             if self.evaluator is None:
                 recipe, seeds = self.recipe, self.recipe.seeds()
                 self.evaluator = Evaluator(
@@ -225,9 +228,6 @@ class SplitActor(Stage):
         self.env.close()
         if self.evaluator is not None:
             self.evaluator.close()
-
-    def _reported(self) -> Reported:
-        return Reported(f"environment seed {self.seeds.env}")
 
 
 class CriticLearner(Stage):
