@@ -41,8 +41,7 @@ from fleetfoot.topologies.ray.transport import (
     unpack_lines,
 )
 from fleetfoot.topologies.ray.workers import ActorFailed, Restarts
-from support.streams import Film, frame_spec
-from support.streams import Stream, make_spec
+from support.streams import Film, Stream, frame_spec, make_spec
 
 CPU = torch.device("cpu")
 

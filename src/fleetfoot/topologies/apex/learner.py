@@ -15,7 +15,7 @@ from fleetfoot import checkpoint
 from fleetfoot.agents.contract import Agent
 from fleetfoot.data import Transition
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import learner
+from fleetfoot.execution import make_learner
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.recipe import Result
 from fleetfoot.run.journal import Journal, State, fitting, step_metrics
@@ -115,7 +115,7 @@ class Learner:
             with fitting():
                 self._load_state_dict(state)
                 self.journal.load_state_dict(state)
-        self.updates = learner(
+        self.updates = make_learner(
             self.agent,
             self.replay,
             recipe.batch_size,
