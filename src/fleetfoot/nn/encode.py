@@ -59,8 +59,8 @@ class QNetwork(nn.Module):
         self.encoder = encoder
         self.net: Network = net.build(encoder.size + actions, outputs, members=members)
 
-    def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        return self.net(torch.cat([self.encoder(obs), action], dim=-1))
+    def forward(self, obs: Obs, action: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        return self.net(torch.cat([self.encoder(obs), action], dim=-1), fresh)
 
     def constrain_(self) -> None:
         self.encoder.constrain_()

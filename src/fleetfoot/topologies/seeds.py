@@ -20,7 +20,7 @@ from fleetfoot.agents.agent import Solitary
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition
 from fleetfoot.envs.joined import Joined
 from fleetfoot.envs.vec_env import OnHost
-from fleetfoot.explore import AsSampled, AsSampledConfig
+from fleetfoot.explore import AsSampled, AsSampledConfig, HeldNoiseConfig
 from fleetfoot.log import EpisodeStats
 from fleetfoot.log.seeds import SeedsMeter
 from fleetfoot.part import UserError
@@ -108,8 +108,10 @@ def check(recipe: Recipe) -> None:
         raise refuse("that needs SynchronousConfig without overlap")
     if not isinstance(recipe.replay.sampler, UniformConfig):
         raise refuse("that needs uniform sampling")
-    if not isinstance(recipe.explorer, AsSampledConfig):
-        raise refuse("that needs a policy that samples by itself (AsSampledConfig)")
+    if not isinstance(recipe.explorer, AsSampledConfig | HeldNoiseConfig):
+        raise refuse(
+            "that needs a policy that samples by itself (AsSampledConfig or HeldNoiseConfig)"
+        )
     if isinstance(recipe.agent, Solitary) and (why := recipe.agent.only_alone):
         raise refuse(why)
 
@@ -212,7 +214,7 @@ class Together:
         at_start = [each.at_start() for each in random]  # each must be asked: they count
         if at_start[0]:
             return torch.cat([each.uniform() for each in random])
-        noise = torch.stack([each.normal() for each in random])
+        noise = torch.stack([explorer.noise() for explorer in self.explorers])
         action = self.behaviour(self.apart(obs), noise)
         return action.float().clamp_(-1.0, 1.0).flatten(0, 1)
 

@@ -1,0 +1,77 @@
+"""Batch normalisation whose running statistics are never written by a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.ops.batch_norm import batch_norm, fixed_norm
+
+
+class BatchNorm(nn.Module):
+    """(x - mean) / root(variance + eps) * weight + bias, perhaps through a ReLU; per member where there are members.
+
+    Which mean and variance is the caller's choice in each call. Without `fresh`: the running ones (evaluation mode).
+    With it: those of the rows given (training mode), and what the running ones become is appended to the list, the
+    mean and then the variance. A loss can therefore stay a pure function, to be compiled and repeated for several
+    seeds; `store_` writes what it returned.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        members: int | None = None,
+        *,
+        momentum: float = 0.01,
+        eps: float = 1e-5,
+        relu: bool = False,
+    ):
+        super().__init__()
+        shape = (width,) if members is None else (members, width)
+        self.momentum, self.eps, self.relu = momentum, eps, relu
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        if fresh is None:
+            return fixed_norm(
+                x, self.weight, self.bias, self.mean, self.variance, self.eps, self.relu
+            )
+        rows = x.shape[-2]
+        if rows < 2:
+            raise ValueError("a batch of one row has no variance")
+        out, mean, variance = batch_norm(x, self.weight, self.bias, self.eps, self.relu)
+        unbiased = variance * (rows / (rows - 1))
+        for running, new in ((self.mean, mean), (self.variance, unbiased)):
+            # A row in front: results of a loss have their rows first and the seeds, where there are several, second.
+            fresh.append(torch.lerp(running, new, self.momentum).unsqueeze(0))
+        return out
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        """Rescale weight and bias together to the length that weight 1 and bias 0 have: the root of the width."""
+        squares = self.weight.square().sum(-1, keepdim=True)
+        squares = squares + self.bias.square().sum(-1, keepdim=True)
+        factor = self.weight.shape[-1] ** 0.5 * (squares + 1e-8).rsqrt()
+        self.weight.mul_(factor)
+        self.bias.mul_(factor)
+
+
+def statistics(network: nn.Module) -> list[Tensor]:
+    """The running statistics of all BatchNorms in `network`, in the order in which they were made."""
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    return [running for norm in norms for running in (norm.mean, norm.variance)]
+
+
+@torch.no_grad()
+def store_(running: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
+    """Write what training-mode calls have appended; `running` in the order of those calls. One launch on a GPU."""
+    if running:
+        torch._foreach_copy_(list(running), [new.squeeze(0) for new in fresh])

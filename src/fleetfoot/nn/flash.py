@@ -1,0 +1,105 @@
+"""The networks of FlashSAC (Kim et al. 2026): unit weights, batch-normalised features, a residual stream.
+
+    embedder   x <- W BN(x)
+    block      x <- x + relu(BN2(W2 relu(BN1(W1 x)))),   W1: h -> 4h,  W2: 4h -> h
+    end        x <- RMSNorm(x)
+    head       W_out x + b
+
+Every output unit's weights have length 1, also those of the head; the scale and shift of a BatchNorm and the scale of
+the RMSNorm have, as vectors of width d, length root(d). `constrain_` restores all of it after an optimiser step. No
+layer but the head has a bias. The ReLU comes before the addition, so the stream only grows, and the RMSNorm bounds it.
+The embedder's BatchNorm takes the place of an observation normaliser.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.nn.batch_norm import BatchNorm
+from fleetfoot.nn.linear import Linear, orthogonal_
+from fleetfoot.nn.network import Network
+from fleetfoot.part import part
+
+EXPANSION = 4
+
+
+@part
+class FlashNetConfig:
+    width: int = 256
+    blocks: int = 2
+
+    def build(self, inputs: int, outputs: int, members: int | None = None) -> Network:
+        return FlashNet(self, inputs, outputs, members)
+
+
+class UnitLinear(Linear):
+    """Orthogonal weights at first; `constrain_` makes those of every output unit unit length. The bias is free."""
+
+    def __init__(self, inputs: int, outputs: int, members: int | None, bias: bool = False):
+        super().__init__(inputs, outputs, members, bias=bias)
+        orthogonal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        length = torch.linalg.vector_norm(self.weight, dim=-2, keepdim=True)
+        self.weight.div_(length.clamp(min=1e-8))
+
+
+class RMSNorm(nn.Module):
+    """x / root(mean(x^2) + eps) * weight over the last axis, in float32, with a weight per member."""
+
+    def __init__(self, width: int, members: int | None, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones((width,) if members is None else (members, width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.float()
+        scale = (features.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (features * scale * self.weight.unsqueeze(-2)).to(x.dtype)
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        squares = self.weight.square().sum(-1, keepdim=True)
+        self.weight.mul_(self.weight.shape[-1] ** 0.5 * (squares + 1e-8).rsqrt())
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, members: int | None):
+        super().__init__()
+        self.w1 = UnitLinear(width, EXPANSION * width, members)
+        self.norm1 = BatchNorm(EXPANSION * width, members, relu=True)
+        self.w2 = UnitLinear(EXPANSION * width, width, members)
+        self.norm2 = BatchNorm(width, members, relu=True)
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
+        out: Tensor = x + self.norm2(self.w2(self.norm1(self.w1(x), fresh)), fresh)
+        return out
+
+
+class FlashNet(Network):
+    batch_statistics = True
+
+    def __init__(self, cfg: FlashNetConfig, inputs: int, outputs: int, members: int | None):
+        super().__init__()
+        self.norm = BatchNorm(inputs, members)
+        self.embed = UnitLinear(inputs, cfg.width, members)
+        self.blocks = nn.ModuleList(Block(cfg.width, members) for _ in range(cfg.blocks))
+        self.end = RMSNorm(cfg.width, members)
+        self.head = UnitLinear(cfg.width, outputs, members, bias=True)
+        self.constrain_()
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        x = self.embed(self.norm(x, fresh))
+        for block in self.blocks:
+            x = block(x, fresh)
+        out: Tensor = self.head(self.end(x))
+        return out
+
+    def constrain_(self) -> None:
+        for module in self.modules():
+            if isinstance(module, UnitLinear | BatchNorm | RMSNorm):
+                module.constrain_()
