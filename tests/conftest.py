@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
+# Some virtual machines advertise AMX and then end the process at its first instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Ray's workers otherwise give way to every other process, and tests wait for them while another test computes.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 
@@ -58,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
     """One local Ray for all tests: it takes seconds to start, and a run uses the one it finds."""
-    from fleetfoot.topologies.cluster import RayConfig, cluster
+    from fleetfoot.topologies.ray.cluster import RayConfig, cluster
 
     with cluster(RayConfig(), cpus=16, gpus=0) as started:
         yield started
