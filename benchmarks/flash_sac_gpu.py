@@ -43,7 +43,7 @@ def main() -> None:
     result: dict[str, Any] = {"same_weights": [], "updates": [], "kernels": {}}
     if not args.no_check:
         for size in args.sizes:
-            for precision in ("float32", args.precision):
+            for precision in dict.fromkeys(("float32", args.precision)):
                 result["same_weights"].append(checked(size, precision, device))
     rate = matrix_rate(device)
     print(f"{'size':16} {'mode':9} {'ms/update':>10} {'TFLOP/s':>8} {'GiB':>6} {'ready s':>8}")
