@@ -6,8 +6,6 @@ written: who keeps running statistics takes them from what is returned.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,57 +20,18 @@ def batch_norm(
     Returns the result in the dtype of x, and the mean and the (biased) variance of the rows, [d] or [E, d], through
     which no gradient flows.
     """
-    if torch.compiler.is_compiling():
-        features = x.float()
+    features = x.float()
+    if features.is_cuda:
         variance, mean = torch.var_mean(features, -2, correction=0, keepdim=True)
-        scale = weight.unsqueeze(-2) * (variance + eps).rsqrt()
-        out = torch.addcmul(bias.unsqueeze(-2), features - mean, scale)
-        out = F.relu(out) if relu else out
-        mean, variance = mean.detach(), variance.detach()
-    else:
-        out, mean, variance, _ = _BatchNorm.apply(x.float(), weight, bias, eps, relu)  # type: ignore[no-untyped-call]
-    return out.to(x.dtype), mean.squeeze(-2), variance.squeeze(-2)
-
-
-class _BatchNorm(torch.autograd.Function):
-    """The same with its backward pass by hand, which touches memory half as often as autograd's own."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mean = x.mean(-2, keepdim=True)  # not `var_mean`, which takes several times as long
-        centred = x - mean
-        variance = (centred * centred).mean(-2, keepdim=True)
-        scale = weight.unsqueeze(-2) * (variance + eps).rsqrt()
-        out = torch.addcmul(bias.unsqueeze(-2), centred, scale)
-        return out.relu_() if relu else out, mean, variance, centred
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, ctx.eps, ctx.relu = inputs
-        ctx.members = weight.dim() - 1 > x.dim() - 2  # and one x for all of them
-        out, mean, variance, centred = output
-        ctx.mark_non_differentiable(mean, variance, centred)
-        ctx.save_for_backward(weight, variance, centred, out)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        weight, variance, centred, out = ctx.saved_tensors
-        if ctx.relu:
-            gradient = torch.where(out > 0, gradient, 0.0)
-        rate = (variance + ctx.eps).rsqrt()
-        total = gradient.sum(-2, keepdim=True)
-        along = (gradient * centred).sum(-2, keepdim=True) * rate
-        x_gradient = None
-        if ctx.needs_input_grad[0]:
-            rows = centred.shape[-2]
-            x_gradient = torch.addcmul(gradient - total / rows, centred, along * rate / -rows)
-            x_gradient = x_gradient * (weight.unsqueeze(-2) * rate)
-            x_gradient = x_gradient.sum(0) if ctx.members else x_gradient
-        return x_gradient, along.squeeze(-2), total.squeeze(-2), None, None
+        centred = features - mean
+    else:  # there `var_mean` takes several times as long
+        mean = features.mean(-2, keepdim=True)
+        centred = features - mean
+        variance = centred.square().mean(-2, keepdim=True)
+    scale = weight.unsqueeze(-2) * (variance + eps).rsqrt()
+    out = torch.addcmul(bias.unsqueeze(-2), centred, scale)
+    out = (F.relu(out) if relu else out).to(x.dtype)
+    return out, mean.detach().squeeze(-2), variance.detach().squeeze(-2)
 
 
 def fixed_norm(
