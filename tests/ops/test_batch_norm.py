@@ -7,7 +7,17 @@ from torch import Tensor
 
 from fleetfoot.ops.batch_norm import batch_norm, fixed_norm
 
-EPS = 1e-5
+EPS, MOMENTUM = 1e-5, 0.1
+
+
+def trained(
+    x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False, plus: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With running statistics that were 0 and 1."""
+    mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    return batch_norm(
+        x, weight, bias, mean, variance, momentum=MOMENTUM, eps=EPS, relu=relu, plus=plus
+    )
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -31,11 +41,11 @@ def test_values_statistics_and_gradients_are_those_of_torch(form: str, relu: boo
     x = 2 * normal(*(lead if form == "members" else ()), 17, 5) + 3
     weight, bias = normal(*lead, 5, seed=1), normal(*lead, 5, seed=2)
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    out, mean, variance = batch_norm(x, weight, bias, EPS, relu)
+    out, mean, variance = trained(x, weight, bias, relu)
     wanted = torchs_own(x, weight, bias, relu)
     torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(mean, x.mean(-2))
-    torch.testing.assert_close(variance, x.var(-2, correction=0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mean, (0.1 * x.mean(-2)).expand_as(mean))
+    torch.testing.assert_close(variance, (0.9 + 0.1 * x.var(-2)).expand_as(variance))
     assert not mean.requires_grad
     assert not variance.requires_grad
     above = normal(*out.shape, seed=3)
@@ -48,7 +58,7 @@ def test_a_mean_far_from_zero_loses_no_precision() -> None:
     """An observation that is nearly constant, such as a height in metres."""
     x = (100.0 + 0.01 * normal(512, 3)).requires_grad_()
     weight, bias, above = torch.ones(3), torch.zeros(3), normal(512, 3, seed=1)
-    out, _, _ = batch_norm(x, weight, bias, EPS)
+    out, _, _ = trained(x, weight, bias)
     (found,) = torch.autograd.grad(out, x, above)
     exact = x.detach().double().requires_grad_()
     wanted = F.batch_norm(exact, None, None, training=True, eps=EPS)
@@ -62,7 +72,7 @@ def test_gradients_under_vmap_are_those_of_each() -> None:
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
 
     def alone(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return batch_norm(x, weight, bias, EPS, relu=True)
+        return trained(x, weight, bias, relu=True)
 
     together = torch.vmap(alone)(x, weight, bias)
     each = [alone(*row) for row in zip(x, weight, bias, strict=True)]
@@ -79,7 +89,7 @@ def test_gradients_under_vmap_are_those_of_each() -> None:
 def test_given_statistics(relu: bool) -> None:
     x, weight, bias = normal(2, 7, 4), normal(2, 4, seed=1), normal(2, 4, seed=2)
     mean, variance = normal(2, 4, seed=3), normal(2, 4, seed=4).abs() + 0.1
-    found = fixed_norm(x, weight, bias, mean, variance, EPS, relu)
+    found = fixed_norm(x, weight, bias, mean, variance, eps=EPS, relu=relu)
     for member in range(2):
         own = (mean[member], variance[member], weight[member], bias[member])
         wanted = F.batch_norm(x[member], *own, training=False, eps=EPS)
@@ -90,8 +100,21 @@ def test_given_statistics(relu: bool) -> None:
 
 def test_half_precision_features_have_statistics_in_full() -> None:
     x = (normal(64, 4) + 2).bfloat16()
-    out, mean, variance = batch_norm(x, torch.ones(4), torch.zeros(4), EPS)
+    out, mean, variance = trained(x, torch.ones(4), torch.zeros(4))
     assert (out.dtype, mean.dtype, variance.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    torch.testing.assert_close(mean, x.float().mean(0))
-    fixed = fixed_norm(x, torch.ones(4), torch.zeros(4), mean, variance, EPS)
+    torch.testing.assert_close(mean, 0.1 * x.float().mean(0))
+    mean, variance = x.float().mean(0), x.float().var(0)
+    fixed = fixed_norm(x, torch.ones(4), torch.zeros(4), mean, variance, eps=EPS)
     torch.testing.assert_close(fixed, out, atol=0.02, rtol=0.02)
+
+
+def test_a_sum_behind_it() -> None:
+    x, plus = normal(2, 9, 4), normal(2, 9, 4, seed=5).requires_grad_()
+    weight, bias = normal(2, 4, seed=1), normal(2, 4, seed=2)
+    out, _, _ = trained(x, weight, bias, relu=True, plus=plus)
+    torch.testing.assert_close(out, plus + trained(x, weight, bias, relu=True)[0])
+    above = normal(2, 9, 4, seed=3)
+    assert torch.equal(torch.autograd.grad(out, plus, above)[0], above)
+    given = (x, weight, bias, weight, weight.square())
+    fixed = fixed_norm(*given, eps=EPS, relu=True, plus=plus)
+    torch.testing.assert_close(fixed, plus + fixed_norm(*given, eps=EPS, relu=True))

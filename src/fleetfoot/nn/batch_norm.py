@@ -39,19 +39,20 @@ class BatchNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
 
-    def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, fresh: list[Tensor] | None = None, plus: Tensor | None = None
+    ) -> Tensor:
+        """`plus` is added to the result."""
+        given = (x, self.weight, self.bias, self.mean, self.variance)
         if fresh is None:
-            return fixed_norm(
-                x, self.weight, self.bias, self.mean, self.variance, self.eps, self.relu
-            )
-        rows = x.shape[-2]
-        if rows < 2:
+            return fixed_norm(*given, eps=self.eps, relu=self.relu, plus=plus)
+        if x.shape[-2] < 2:
             raise ValueError("a batch of one row has no variance")
-        out, mean, variance = batch_norm(x, self.weight, self.bias, self.eps, self.relu)
-        unbiased = variance * (rows / (rows - 1))
-        for running, new in ((self.mean, mean), (self.variance, unbiased)):
-            # A row in front: results of a loss have their rows first and the seeds, where there are several, second.
-            fresh.append(torch.lerp(running, new, self.momentum).unsqueeze(0))
+        out, *running = batch_norm(
+            *given, momentum=self.momentum, eps=self.eps, relu=self.relu, plus=plus
+        )
+        # A row in front: results of a loss have their rows first and the seeds, where there are several, second.
+        fresh.extend(each.unsqueeze(0) for each in running)
         return out
 
     @torch.no_grad()

@@ -76,7 +76,7 @@ class Block(nn.Module):
         self.norm2 = BatchNorm(width, members, relu=True)
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
-        out: Tensor = x + self.norm2(self.w2(self.norm1(self.w1(x), fresh)), fresh)
+        out: Tensor = self.norm2(self.w2(self.norm1(self.w1(x), fresh)), fresh, plus=x)
         return out
 
 
