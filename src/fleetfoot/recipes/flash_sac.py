@@ -30,6 +30,7 @@ def robots(name: str, env: Any, *, num_envs: int, env_steps: int, **changes: Any
     """Many robots on one GPU: 2 updates per 1,024 env steps, as published, however many robots take them."""
     start = -(-START // num_envs)
     total_vec_steps = -(-env_steps // num_envs)
+    fifth = -(-total_vec_steps // 5)
     fields: dict[str, Any] = {
         "name": f"flash_sac/{name}",
         "env": env,
@@ -38,8 +39,8 @@ def robots(name: str, env: Any, *, num_envs: int, env_steps: int, **changes: Any
         "replay": ReplayConfig(capacity=10_000_000, storage="bf16"),
         "pace": PaceConfig(updates_per_vec_step=num_envs / 512, warmup_vec_steps=start),
         "topology": SynchronousConfig(),
-        "evaluation": EvaluationConfig(every_vec_steps=total_vec_steps // 5, episodes=64),
-        "checkpoint": CheckpointConfig(every_vec_steps=total_vec_steps // 5, replay=False),
+        "evaluation": EvaluationConfig(every_vec_steps=fifth, episodes=64),
+        "checkpoint": CheckpointConfig(every_vec_steps=fifth, replay=False),
         "num_envs": num_envs,
         "batch_size": 2_048,
         "total_vec_steps": total_vec_steps,
@@ -60,7 +61,7 @@ def playground(name: str, task: str, num_envs: int = 4_096) -> Recipe:
         gamma=0.97,
         topology=SynchronousConfig(overlap=True),
         # As many episodes as there are robots: then training and evaluation share what takes minutes to compile.
-        evaluation=EvaluationConfig(every_vec_steps=10_000_000 // num_envs, episodes=num_envs),
+        evaluation=EvaluationConfig(every_vec_steps=-(-10_000_000 // num_envs), episodes=num_envs),
         log=LogConfig(every_vec_steps=800_000 // num_envs),
     )
 
@@ -89,14 +90,13 @@ def large(make: Callable[[], Recipe]) -> Recipe:
 
 
 def small(
-    base: Recipe, *, policy: FlashNetConfig, critic: FlashNetConfig, **changes: Any
+    base: Recipe, *, tau: float, lr: float, policy: FlashNetConfig, critic: FlashNetConfig
 ) -> Recipe:
-    """FlashSAC in place of FastTD3 on a few CPU cores: the same data and as many updates, in narrower networks."""
-    start = base.pace.warmup_vec_steps
-    # So few updates want longer steps than the hundred thousands of a robot.
-    optim = AdamConfig(lr=1e-3, lr_end=5e-4)
+    """FlashSAC in place of FastTD3 on a few CPU cores: the same data and as many updates of 256 rows, in narrower
+    networks. So few updates want longer steps than the hundred thousands of a robot."""
+    optim = AdamConfig(lr=lr, lr_end=lr / 3)
     agent = FlashSACConfig(
-        tau=0.02,
+        tau=tau,
         policy_net=policy,
         critic_net=critic,
         policy_optim=optim,
@@ -107,26 +107,31 @@ def small(
         base,
         name=base.name.replace("fast_td3", "flash_sac"),
         agent=agent,
-        explorer=HeldNoiseConfig(random_vec_steps=start),
-        **changes,
+        explorer=HeldNoiseConfig(random_vec_steps=base.pace.warmup_vec_steps),
+        batch_size=256,
     )
 
 
 def pendulum() -> Recipe:
-    """The tensor pendulum, with the data and the number of updates of fast_sac/pendulum."""
+    """The tensor pendulum."""
     return small(
         fast_td3.pendulum(),
+        tau=0.05,
+        lr=3e-3,
         policy=FlashNetConfig(width=32, blocks=1),
         critic=FlashNetConfig(width=64, blocks=1),
     )
 
 
 def mujoco(base: Recipe) -> Recipe:
-    nets = {
-        "policy": FlashNetConfig(width=64, blocks=1),
-        "critic": FlashNetConfig(width=96, blocks=1),
-    }
-    return small(base, **nets)
+    """Gymnasium's MuJoCo tasks."""
+    return small(
+        base,
+        tau=0.02,
+        lr=1e-3,
+        policy=FlashNetConfig(width=64, blocks=1),
+        critic=FlashNetConfig(width=96, blocks=1),
+    )
 
 
 TASKS = {
