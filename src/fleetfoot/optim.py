@@ -285,14 +285,9 @@ class LocalStepper:
             parameter.grad = laid_out_like(parameter, gradient)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.finish_()
-        return norm
-
-    def finish_(self) -> None:
-        """What follows the optimiser's step: weights return to where they belong, and the schedule goes on. Many small
-        operations, so that on a GPU it pays to compile them (`speed.py`)."""
         self.constrain_()
         self._schedule(self.steps.add_(1))
+        return norm
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         """Of the whole gradient; with seeds, of each seed's: [S]."""

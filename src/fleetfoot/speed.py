@@ -23,7 +23,6 @@ from fleetfoot.agents.agent import Agent, Pattern
 from fleetfoot.data import Batch, Learned, Obs
 from fleetfoot.generators import Noise
 from fleetfoot.log.split import TimeSplit
-from fleetfoot.optim import LocalStepper
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.prefetch import PrefetchedReplay
 from fleetfoot.replay.replay import Replay
@@ -89,9 +88,6 @@ def updater(
         torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
         for name in agent.losses:
             setattr(agent, name, Compiled(getattr(agent, name), name))
-        for name, value in vars(agent).items():
-            if isinstance(value, LocalStepper) and value.seeds is None:
-                value.finish_ = Compiled(value.finish_, name)  # type: ignore[method-assign]
     update: Callable[[Any], Learned] = getattr(agent, half)
     # Of the process, so an earlier run's choice must not stay. On a CPU "high" may mean fewer bits, too.
     tf32 = precision == "tf32" and device.type == "cuda"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fleetfoot.ops import affine, categorical
 from fleetfoot.ops.batch_norm import batch_norm, in_kernels
+from fleetfoot.ops.project import Projector, root_length_, unit_columns_
 
 pytest.importorskip("triton")
 
@@ -139,6 +140,38 @@ def test_backward_through_relu(
     torch.testing.assert_close(total, wanted.sum(1), atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(relu.sum_rows(above), above.sum(1), atol=1e-4, rtol=1e-5)
     assert torch.equal(relu.sum_rows(above.mT.contiguous().mT), relu.sum_rows(above))
+
+
+@kernel
+def test_projections_of_many_weights_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetfoot.ops.triton import project
+
+    monkeypatch.setattr(project, "ELEMENTS", 128)  # several programs for each matrix
+    shapes = [(7, 20), (2, 8, 33), (3, 2, 30, 5), (16, 1)]
+    weights = [3 * normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    vectors = [(normal(2, 9, seed=7), normal(2, 9, seed=8)), (normal(5, seed=9),)]
+    wanted = [w.clone() for w in weights], [tuple(v.clone() for v in pair) for pair in vectors]
+    for weight in wanted[0]:
+        unit_columns_(weight)
+    for pair in wanted[1]:
+        root_length_(*pair)
+    projector = Projector(weights, vectors)
+    projector.by_kernels()
+
+    def same() -> None:
+        for one, two in zip(weights, wanted[0], strict=True):
+            torch.testing.assert_close(one, two)
+        for one, two in zip(sum(vectors, ()), sum(wanted[1], ()), strict=True):
+            torch.testing.assert_close(one, two)
+
+    same()
+    moved = weights[1].data_ptr()
+    weights[1].data = 5 * weights[1]  # elsewhere in memory
+    assert weights[1].data_ptr() != moved
+    projector.by_kernels()
+    same()
+    with pytest.raises(ValueError, match="contiguous"):
+        Projector([normal(4, 3).T], vectors).by_kernels()
 
 
 @kernel

@@ -55,15 +55,6 @@ class BatchNorm(nn.Module):
         fresh.extend(each.unsqueeze(0) for each in running)
         return out
 
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        """Rescale weight and bias together to the length that weight 1 and bias 0 have: the root of the width."""
-        squares = self.weight.square().sum(-1, keepdim=True)
-        squares = squares + self.bias.square().sum(-1, keepdim=True)
-        factor = self.weight.shape[-1] ** 0.5 * (squares + 1e-8).rsqrt()
-        self.weight.mul_(factor)
-        self.bias.mul_(factor)
-
 
 def statistics(network: nn.Module) -> list[Tensor]:
     """The running statistics of all BatchNorms in `network`, in the order in which they were made."""

@@ -13,12 +13,15 @@ The embedder's BatchNorm takes the place of an observation normaliser.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
 from fleetfoot.nn.batch_norm import BatchNorm
 from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import Network
+from fleetfoot.ops.project import Projector
 from fleetfoot.part import part
 
 EXPANSION = 4
@@ -34,18 +37,13 @@ class FlashNetConfig:
 
 
 class UnitLinear(Linear):
-    """Orthogonal weights at first; `constrain_` makes those of every output unit unit length. The bias is free."""
+    """Orthogonal weights at first. The bias is free."""
 
     def __init__(self, inputs: int, outputs: int, members: int | None, bias: bool = False):
         super().__init__(inputs, outputs, members, bias=bias)
         orthogonal_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        length = torch.linalg.vector_norm(self.weight, dim=-2, keepdim=True)
-        self.weight.div_(length.clamp(min=1e-8))
 
 
 class RMSNorm(nn.Module):
@@ -60,11 +58,6 @@ class RMSNorm(nn.Module):
         features = x.float()
         scale = (features.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return (features * scale * self.weight.unsqueeze(-2)).to(x.dtype)
-
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        squares = self.weight.square().sum(-1, keepdim=True)
-        self.weight.mul_(self.weight.shape[-1] ** 0.5 * (squares + 1e-8).rsqrt())
 
 
 class Block(nn.Module):
@@ -100,6 +93,11 @@ class FlashNet(Network):
         return out
 
     def constrain_(self) -> None:
-        for module in self.modules():
-            if isinstance(module, UnitLinear | BatchNorm | RMSNorm):
-                module.constrain_()
+        self._projector()
+
+    @cached_property
+    def _projector(self) -> Projector:
+        modules = list(self.modules())
+        weights = [m.weight for m in modules if isinstance(m, UnitLinear)]
+        together = [(m.weight, m.bias) for m in modules if isinstance(m, BatchNorm)]
+        return Projector(weights, [*together, (self.end.weight,)])
