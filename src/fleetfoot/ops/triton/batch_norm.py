@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS, WARPS = 128, 64, 8  # of one tile
-MOST_SHARES = 64
+ROWS, COLUMNS, WARPS = 64, 64, 8  # of one tile
+MOST_SHARES = 16
 
 
 @triton.jit
@@ -53,6 +53,11 @@ def _normalise(x, means, squares, weight, bias, running_mean, running_variance, 
     member = tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
+    # The tile is asked for first: it arrives while the sums are merged.
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    here = (row < rows)[:, None] & inside[None, :]
+    row = row.to(tl.int64)[:, None]
+    v = tl.load(x + member * x_member + row * x_row + column[None, :], mask=here, other=0.0)
     share = tl.arange(0, SHARES)
     count = tl.minimum(tl.maximum(rows - share * ROWS_EACH, 0), ROWS_EACH).to(tl.float32)[:, None]
     there = (share < shares)[:, None] & inside[None, :]
@@ -74,10 +79,6 @@ def _normalise(x, means, squares, weight, bias, running_mean, running_variance, 
         tl.store(new_variance + own, before + momentum * (unbiased - before), mask=inside)
         tl.store(mean_out + own, mean, mask=inside)
         tl.store(rate_out + own, rate, mask=inside)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    here = (row < rows)[:, None] & inside[None, :]
-    row = row.to(tl.int64)[:, None]
-    v = tl.load(x + member * x_member + row * x_row + column[None, :], mask=here, other=0.0)
     y = (v.to(tl.float32) - mean[None, :]) * (rate * w)[None, :] + b[None, :]
     if RELU:
         y = tl.maximum(y, 0.0)
