@@ -12,16 +12,21 @@ from torch import Tensor, nn
 
 from benchmarks.rates import stretch, wait
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
+from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import EagerLearner, Mode, Precision, make_learner
+from fleetfoot.nn.flash import FlashNetConfig
 from fleetfoot.nn.linear import Linear
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.system import resolve_device
 
-Name = Literal["g1", "simba", "humanoid-bench", "isaac", "tiny"]
+Name = Literal[
+    "g1", "simba", "humanoid-bench", "isaac", "tiny", "flash-g1", "flash-g1-large", "flash-tiny"
+]
+Measured = FastTD3 | FlashSAC
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Size:
     critic_obs: int | None
     actions: int
     batch: int
-    agent: FastTD3Config
+    agent: FastTD3Config | FlashSACConfig
     updates: int = 2
     n_step: int = 1
     stored: int = 256 * 1024  # transitions
@@ -45,6 +50,14 @@ SIMBA = FastTD3Config(
     policy_optim=AdamWConfig(weight_decay=0.0),
     critic_optim=AdamWConfig(weight_decay=0.0),
 )
+FLASH_LARGE = FlashSACConfig(
+    policy_net=FlashNetConfig(width=256), critic_net=FlashNetConfig(width=512)
+)
+FLASH_TINY = FlashSACConfig(
+    num_atoms=11,
+    policy_net=FlashNetConfig(width=16, blocks=1),
+    critic_net=FlashNetConfig(width=16, blocks=1),
+)
 SIZES: dict[str, Size] = {
     "g1": Size(1024, 103, 216, 29, 32_768, FastTD3Config(v_min=-10, v_max=10)),
     "simba": Size(128, 151, None, 61, 8_192, SIMBA),
@@ -53,6 +66,9 @@ SIZES: dict[str, Size] = {
         4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, num_atoms=251), 4, n_step=8
     ),
     "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(num_atoms=11), stored=1024),
+    "flash-g1": Size(4096, 103, 216, 29, 2_048, FlashSACConfig(), 8),
+    "flash-g1-large": Size(4096, 103, 216, 29, 4_096, FLASH_LARGE, 8),
+    "flash-tiny": Size(16, 9, 12, 2, 64, FLASH_TINY, stored=1024),
 }
 
 
@@ -66,7 +82,8 @@ def bench_learner(
 ) -> dict[str, Any]:
     """Milliseconds per update, batch drawing included, on a replay filled with noise.
 
-    :param sizes: g1 (FastTD3 on Playground's G1), simba, humanoid-bench, isaac, or tiny.
+    :param sizes: g1 (FastTD3 on Playground's G1), simba, humanoid-bench, isaac or tiny; flash-g1 (FlashSAC on the same
+        robot at its published sizes), flash-g1-large or flash-tiny.
     :param modes: eager, compiled, captured.
     :param precision: float32, tf32 or bf16.
     :param updates: Updates timed, at least.
@@ -158,7 +175,7 @@ def compare(name: str, precision: Precision, device: torch.device) -> dict[str, 
 
 def build(
     size: Size, mode: Mode, precision: Precision, device: torch.device
-) -> tuple[FastTD3, Replay, EagerLearner]:
+) -> tuple[Measured, Replay, EagerLearner]:
     spec = EnvSpec(
         "noise",
         size.num_envs,
@@ -214,10 +231,17 @@ def noise(spec: EnvSpec, rows: int) -> list[Transition]:
     return [some[t % 8] for t in range(rows)]
 
 
-def flops_of_update(agent: FastTD3, rows: int) -> float:
+def flops_of_update(agent: Measured, rows: int) -> float:
     """Multiplications and additions of the matrix products that one update needs, the policy's share included."""
-    critic, policy = _products(agent.critic.net), _products(agent.policy.net)
+    policy_net = agent.gaussian.net if isinstance(agent, FlashSAC) else agent.policy.net
+    critic, policy = _products(agent.critic.net), _products(policy_net)
     forward_critic, forward_policy = 2 * rows * sum(critic), 2 * rows * sum(policy)
+    if isinstance(agent, FlashSAC):
+        # Both critics, and the policy that learns, see the joint rows. What a BatchNorm learns needs the gradients of
+        # what enters the first product too.
+        critic_update = forward_policy + 2 * forward_critic + 3 * 2 * forward_critic
+        policy_update = 3 * 2 * forward_policy + 2 * forward_critic
+        return critic_update + policy_update / agent.cfg.policy_every
     # Backward: gradients of the weights of all layers, and of what enters all layers but the first.
     critic_update = forward_policy + 2 * forward_critic + 2 * forward_critic - 2 * rows * critic[0]
     through_critic = 2 * forward_critic
@@ -251,6 +275,6 @@ def forget(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _weights(agent: FastTD3) -> Tensor:
+def _weights(agent: Measured) -> Tensor:
     both = [*agent.critic.parameters(), *agent.policy.parameters()]
     return torch.cat([parameter.detach().flatten().clone() for parameter in both])
