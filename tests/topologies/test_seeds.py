@@ -27,7 +27,7 @@ from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
-from fleetfoot.optim import AdamWConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
@@ -226,6 +226,9 @@ def resumed() -> list[Any]:
         replay=ReplayConfig(capacity=40, n_step=3),
     )
     nets = {"policy_net": BroNetConfig(width=16, blocks=1), "critic_net": BroNetConfig(width=16)}
+    # Learning rates that do not depend on the length of the run, which is not the same for both halves.
+    constant = {"policy_optim": AdamWConfig(), "critic_optim": AdamWConfig()}
+    fast_td3 = short("fast_td3/pendulum", agent=TD3_NETS | constant)
     brc = recipes.get("brc/pendulums")
     brc = replace(bro, env=brc.env, agent=replace(brc.agent, normalize_obs=True, **nets))
     return [
@@ -234,8 +237,9 @@ def resumed() -> list[Any]:
         pytest.param(with_resets("dac/pendulum"), id="dac"),
         pytest.param(top, id="sac"),
         pytest.param(brc, id="brc"),
-        pytest.param(short("fast_td3/pendulum", agent=TD3_NETS), id="fast_td3"),
-        pytest.param(short("dqn/catch", agent={"target_every": 6}), id="dqn images"),
+        pytest.param(fast_td3, id="fast_td3"),
+        pytest.param(replace(fast_td3, topology=SynchronousConfig(overlap=True)), id="overlap"),
+        pytest.param(short("dqn/catch", agent={"critic_optim": AdamConfig()}), id="dqn images"),
     ]
 
 
