@@ -32,6 +32,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run import folder as folders
+from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Journal, Subject
 from fleetfoot.topologies.multi_seed.loop import train_batched
 from fleetfoot.topologies.synchronous import SynchronousConfig
@@ -238,7 +239,6 @@ def resumed() -> list[Any]:
         pytest.param(top, id="sac"),
         pytest.param(brc, id="brc"),
         pytest.param(fast_td3, id="fast_td3"),
-        pytest.param(replace(fast_td3, topology=SynchronousConfig(overlap=True)), id="overlap"),
         pytest.param(short("dqn/catch", agent={"critic_optim": AdamConfig()}), id="dqn images"),
     ]
 
@@ -266,6 +266,31 @@ def test_seeds_that_go_on_as_one_end_with_the_same_bits(
         assert counts == sorted(set(counts))
         assert counts[-1] == total
         assert len(checkpoint.steps(own)) == recipe.checkpoint.keep
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_ctrl_c_seeds_go_on_as_one_to_the_same_bits(
+    tmp_path: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overlap, updates are still owed when the run stops."""
+    topology = SynchronousConfig(overlap=overlap)
+    recipe = short("fast_td3/pendulum", agent=TD3_NETS, topology=topology)
+    api.train_seeds(recipe, 2, tmp_path / "whole")
+
+    def stops(self: Interrupt, vec_steps: int) -> bool:
+        self.agreed = vec_steps == 8
+        return self.agreed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Interrupt, "stops", stops)
+        stopped = api.train_seeds(recipe, 2, tmp_path / "halves")
+    assert [(r.finished, r.counters.vec_steps) for r in stopped] == [(False, 8)] * 2
+    assert all(result.finished for result in api.resume_seeds(tmp_path / "halves"))
+    for one, other in zip(states(tmp_path / "whole"), states(tmp_path / "halves"), strict=True):
+        apart = ("final", "entry")  # see above
+        assert_equal(
+            *({k: v for k, v in x.items() if not any(a in k for a in apart)} for x in (one, other))
+        )
 
 
 def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Path) -> None:
