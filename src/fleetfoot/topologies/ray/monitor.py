@@ -87,7 +87,7 @@ class Monitor:
                 result: Result = ray.get(training)
                 self._show(ray.get(reports))
                 return result
-            # Without free cores the learner never answers; without its actors it refuses, and may wait for them forever.
+            # Without free cores the learner never answers; without its actors it refuses, and may wait forever.
             if stop is not None and not answered:
                 raise KeyboardInterrupt
             if stop is not None and ray.wait([stop], timeout=0)[0] and not ray.get(stop):
