@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from fleetfoot import recipes
 from fleetfoot.agents.fast_td3 import FastTD3Config
@@ -37,9 +38,9 @@ from fleetfoot.log import EVAL_RETURN, Counters, LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
-from fleetfoot.topologies.old_run import Run
-from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun, split_learners
-from fleetfoot.topologies.synchronous import SynchronousConfig, synchronous
+from fleetfoot.run.journal import Journal
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
 
 RESULT = Path(__file__).parent / "results" / "split-learners.json"
 READY = 20  # vec steps of learning after which everything is compiled and recorded
@@ -199,11 +200,10 @@ def attempt(recipe: Recipe, target: float, limit: float) -> dict[str, Any]:
 
 def one(recipe: Recipe, folder: Path, target: float, limit: float) -> dict[str, Any]:
     points: list[dict[str, float]] = []
-    run = (SplitRun if isinstance(recipe.topology, SplitLearnersConfig) else Run).build(
-        recipe, folder, None
-    )
 
-    def evaluated(counters: Counters, metrics: dict[str, float], state: Any = None) -> None:
+    def record_evaluation(
+        journal: Journal, subject: Any, counters: Counters, metrics: dict[str, float]
+    ) -> None:
         """In place of keeping the best policy: note the return, and stop where that is due."""
         if counters.vec_steps < recipe.pace.warmup_vec_steps + READY:
             return  # something is still to be compiled
@@ -221,16 +221,12 @@ def one(recipe: Recipe, folder: Path, target: float, limit: float) -> dict[str, 
         if metrics[EVAL_RETURN] >= target or points[-1]["seconds"] >= limit:
             signal.raise_signal(signal.SIGINT)  # as by Ctrl-C: the run stops after this vec step
 
-    run.evaluated = evaluated  # type: ignore[method-assign]
-    run.save = run.interrupted = lambda: None  # type: ignore[method-assign]
-    try:
-        if isinstance(run, SplitRun):
-            split_learners(run)
-        else:
-            assert isinstance(recipe.topology, SynchronousConfig)
-            synchronous(run, overlap=recipe.topology.overlap)
-    finally:
-        run.close()
+    with (
+        patch.object(Journal, "record_evaluation", record_evaluation),
+        patch.object(Journal, "save", lambda journal, subject: None),
+        patch.object(Journal, "save_interrupted", lambda journal, subject: None),
+    ):
+        recipe.topology.run(recipe, folder, None)
     first, last = points[0], points[-1]
     steps, seconds = last["vec_steps"] - first["vec_steps"], last["seconds"]
     lines = read_lines(folder / "metrics.jsonl")
