@@ -37,7 +37,7 @@ from fleetfoot.log import EVAL_RETURN, Counters, LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.build import Run
+from fleetfoot.topologies.old_run import Run
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun, split_learners
 from fleetfoot.topologies.synchronous import SynchronousConfig, synchronous
 

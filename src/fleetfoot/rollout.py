@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.explore import Explorer
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 
 Stepper = Callable[[Tensor], Step]
 
 
 def rollout(
-    step_env: Stepper, behaviour: nn.Module, explorer: Explorer, obs: Obs, split: TimeSplit
+    step_env: Stepper, behaviour: nn.Module, explorer: Explorer, obs: Obs, split: StepTimer
 ) -> Iterator[Transition]:
     """Vec steps without end, beginning with `obs` (from `env.reset()` or `env.load_state_dict(...)`).
 

@@ -20,8 +20,8 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
-from fleetfoot.run.build import Run
-from fleetfoot.topologies.synchronous import vec_steps
+from fleetfoot.run.build import open_run
+from fleetfoot.topologies.synchronous import in_turns
 from reaching import train_until
 
 TINY = BroNetConfig(width=16, blocks=1)
@@ -235,31 +235,32 @@ def test_a_reset_starts_everything_anew_and_keeps_the_replay(tmp_path: Path) -> 
     agent = replace(SMALL, resets=(45,))
     pace = replace(recipe.pace, updates_per_vec_step=0.5, warmup_vec_steps=10)
     recipe = replace(recipe, agent=agent, pace=pace, batch_size=8, num_envs=1)
-    run = Run.build(recipe, tmp_path, None)
-    learner = run.agent
-    assert isinstance(learner, BRO)
-    fresh = weights(learner)
-    steps = vec_steps(run, overlap=False)
-    for _ in range(44):
+    with open_run(recipe, tmp_path, None) as (journal, parts):
+        learner = parts.agent
+        assert isinstance(learner, BRO)
+        fresh = weights(learner)
+        steps = in_turns(journal, parts, parts.learner(journal))
+        for _ in range(44):
+            next(steps)
+        before = weights(learner)
+        assert all(
+            not torch.equal(before[k], v) for k, v in fresh.items() if k.endswith("w1.weight")
+        )
+        for name in ("alpha", "optimism", "kl_weight"):
+            key = next(k for k in fresh if k.startswith(f"{name}."))
+            assert not torch.equal(before[key], fresh[key])
+        next(steps)  # the 45th: no update is due after it
+        assert parts.replay.size == 45
+        assert all(torch.equal(v, fresh[k]) for k, v in weights(learner).items())
+        for name in ("step_critic", "step_policy", "step_optimist", "step_alpha", "step_adjusters"):
+            stepper = getattr(learner, name)
+            assert stepper.steps == 0
+            kept = [v for state in stepper.optimizer.state.values() for v in state.values()]
+            assert kept
+            assert all(v.count_nonzero() == 0 for v in kept)
         next(steps)
-    before = weights(learner)
-    assert all(not torch.equal(before[k], v) for k, v in fresh.items() if k.endswith("w1.weight"))
-    for name in ("alpha", "optimism", "kl_weight"):
-        key = next(k for k in fresh if k.startswith(f"{name}."))
-        assert not torch.equal(before[key], fresh[key])
-    next(steps)  # the 45th: no update is due after it
-    assert run.replay.size == 45
-    assert all(torch.equal(v, fresh[k]) for k, v in weights(learner).items())
-    for name in ("step_critic", "step_policy", "step_optimist", "step_alpha", "step_adjusters"):
-        stepper = getattr(learner, name)
-        assert stepper.steps == 0
-        kept = [v for state in stepper.optimizer.state.values() for v in state.values()]
-        assert kept
-        assert all(v.count_nonzero() == 0 for v in kept)
-    next(steps)
-    assert any(not torch.equal(v, fresh[k]) for k, v in weights(learner).items())
-    steps.close()
-    run.close()
+        assert any(not torch.equal(v, fresh[k]) for k, v in weights(learner).items())
+        steps.close()
 
 
 def test_bro_minimal_explores_with_its_policy_and_never_resets() -> None:

@@ -24,8 +24,8 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
-from fleetfoot.run.build import Run
-from fleetfoot.topologies.synchronous import vec_steps
+from fleetfoot.run.build import open_run
+from fleetfoot.topologies.synchronous import in_turns
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
 SMALL = DACConfig(
@@ -332,21 +332,21 @@ def visited(behaviour: nn.Module) -> Tensor:
 
 @pytest.mark.learning
 def test_learns_the_pendulum_and_explores_more_widely_than_its_policy_would(tmp_path: Path) -> None:
-    run = Run.build(replace(recipes.get("dac/pendulum"), threads=1), tmp_path, None)
-    agent = run.agent
-    assert isinstance(agent, DAC)
-    steps = vec_steps(run, overlap=False)
-    for _ in range(500):
-        next(steps)
-    # From the same weights, so that how well either has learned plays no part.
-    assert visited(agent.behaviour).sum() > 1.05 * visited(Sampled(agent.gaussian)).sum()
-    for _ in range(500):
-        next(steps)
-        if run.best_return >= -200:
-            break
-    steps.close()
-    run.close()
-    assert run.best_return >= -200
+    recipe = replace(recipes.get("dac/pendulum"), threads=1)
+    with open_run(recipe, tmp_path, None) as (journal, parts):
+        agent = parts.agent
+        assert isinstance(agent, DAC)
+        steps = in_turns(journal, parts, parts.learner(journal))
+        for _ in range(500):
+            next(steps)
+        # From the same weights, so that how well either has learned plays no part.
+        assert visited(agent.behaviour).sum() > 1.05 * visited(Sampled(agent.gaussian)).sum()
+        for _ in range(500):
+            next(steps)
+            if journal.best_return >= -200:
+                break
+        steps.close()
+    assert journal.best_return >= -200
 
 
 def twenty_thousand_steps(folder: Path, seed: int, *, policy_acts: bool) -> tuple[Tensor, float]:
@@ -366,16 +366,15 @@ def twenty_thousand_steps(folder: Path, seed: int, *, policy_acts: bool) -> tupl
         threads=1,
         seed=seed,
     )
-    run = Run.build(recipe, folder, None)
-    assert isinstance(run.agent, DAC)
-    if policy_acts:
-        run.agent.behaviour = Sampled(run.agent.gaussian)  # type: ignore[assignment]
-    steps = vec_steps(run, overlap=False)
-    for _ in range(recipe.total_vec_steps):
-        next(steps)
-    steps.close()
-    run.close()
-    rows = run.replay.sample(400_000)  # of 20,000: each some 20 times
+    with open_run(recipe, folder, None) as (journal, parts):
+        assert isinstance(parts.agent, DAC)
+        if policy_acts:
+            parts.agent.behaviour = Sampled(parts.agent.gaussian)  # type: ignore[assignment]
+        steps = in_turns(journal, parts, parts.learner(journal))
+        for _ in range(recipe.total_vec_steps):
+            next(steps)
+        steps.close()
+    rows = parts.replay.sample(400_000)  # of 20,000: each some 20 times
     seen = [
         line["eval/return"]
         for line in read_lines(folder / "metrics.jsonl")

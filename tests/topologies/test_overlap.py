@@ -21,10 +21,10 @@ from fleetfoot.data import Transition
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.build import Run
-from fleetfoot.topologies import synchronous as synchronous_module
-from fleetfoot.topologies.overlap import TURN_SECONDS
-from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
+from fleetfoot.run.build import build_parts, open_run
+from fleetfoot.topologies import overlap as overlap_module
+from fleetfoot.topologies.overlap import TURN_SECONDS, vec_steps
+from fleetfoot.topologies.synchronous import SynchronousConfig
 from topologies.test_synchronous import (
     agent_state,
     assert_same,
@@ -81,7 +81,7 @@ def test_the_policy_is_one_vec_steps_updates_older_and_nothing_else_differs(
     train(recipe, tmp_path / "run")
     wanted = tensors(checkpoint.load(tmp_path / "run").state)
 
-    run = Run.build(recipe, tmp_path / "hand", None)
+    run = build_parts(recipe)
     agent, replay, obs, owed = run.agent, run.replay, run.obs, 0
 
     def learn() -> None:
@@ -133,7 +133,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     recipe = overlapped(pace=replace(small().pace, updates_per_vec_step=ratio))
     train(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(synchronous_module, "rollout", interrupted_at(83))
+        patch.setattr(overlap_module, "rollout", interrupted_at(83))
         assert not train(recipe, tmp_path / "parts").finished
     saved = checkpoint.load(tmp_path / "parts")
     assert saved.step == 83
@@ -189,43 +189,40 @@ def test_what_the_simulator_raises_in_its_thread_surfaces_as_itself(
 def test_what_the_learner_raises_surfaces_as_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run.build(overlapped(), tmp_path / "run", None)
-
     def update(batch: Any) -> Any:
         raise UserError("the learner gave up")
 
-    monkeypatch.setattr(run.agent, "update", update)
-    steps = vec_steps(run, overlap=True)
-    with pytest.raises(UserError, match="gave up"):
-        list(islice(steps, 40))
-    run.close()
+    with open_run(overlapped(), tmp_path / "run", None) as (journal, parts):
+        monkeypatch.setattr(parts.agent, "update", update)
+        steps = vec_steps(journal, parts, parts.learner(journal))
+        with pytest.raises(UserError, match="gave up"):
+            list(islice(steps, 40))
     assert not simulating()
 
 
 def test_the_two_really_happen_at_the_same_time(tmp_path: Path) -> None:
     """Each vec step's simulation waits for an update in the middle of it, and that update for the simulation."""
     pace = replace(small().pace, updates_per_vec_step=1.0, warmup_vec_steps=10)
-    run = Run.build(overlapped(pace=pace), tmp_path / "run", None)
-    meeting, met, inner, update = threading.Barrier(2), [], run.env.step, run.agent.update
+    with open_run(overlapped(pace=pace), tmp_path / "run", None) as (journal, parts):
+        meeting, met, inner, update = threading.Barrier(2), [], parts.env.step, parts.agent.update
 
-    def step(action: torch.Tensor) -> Any:
-        if run.owed:
-            met.append(meeting.wait(timeout=20))
-        return inner(action)
+        def step(action: torch.Tensor) -> Any:
+            if parts.owed:
+                met.append(meeting.wait(timeout=20))
+            return inner(action)
 
-    def update_together(batch: Any) -> Any:
-        meeting.wait(timeout=20)
-        return update(batch)
+        def update_together(batch: Any) -> Any:
+            meeting.wait(timeout=20)
+            return update(batch)
 
-    run.env.step = step  # type: ignore[method-assign]
-    run.agent.update = update_together  # type: ignore[method-assign]
-    steps = vec_steps(run, overlap=True)
-    for _ in range(20):
-        next(steps)
-    steps.close()
-    run.close()
-    assert len(met) == run.updates == 9  # the last vec step's update is still owed
-    assert run.owed == 1
+        parts.env.step = step  # type: ignore[method-assign]
+        parts.agent.update = update_together  # type: ignore[method-assign]
+        steps = vec_steps(journal, parts, parts.learner(journal))
+        for _ in range(20):
+            next(steps)
+        steps.close()
+    assert len(met) == journal.updates == 9  # the last vec step's update is still owed
+    assert parts.owed == 1
     assert not simulating()
 
 
@@ -253,31 +250,28 @@ def test_without_its_replay_a_resumed_run_owes_nothing(
         checkpoint=replace(recipe.checkpoint, replay=False),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(synchronous_module, "rollout", interrupted_at(33))
+        patch.setattr(overlap_module, "rollout", interrupted_at(33))
         train(recipe, tmp_path / "run")
     state = checkpoint.load(tmp_path / "run").state
     assert state["owed"] > 0
-    run = Run.build(recipe, tmp_path / "other", state)
-    assert run.replay.size == run.owed == 0
-    run.close()
+    with open_run(recipe, tmp_path / "other", state) as (_, parts):
+        assert parts.replay.size == parts.owed == 0
 
 
 def test_an_environment_that_needs_the_default_stream_is_refused(tmp_path: Path) -> None:
-    run = Run.build(overlapped(), tmp_path / "run", None)
-    run.env.spec = replace(run.env.spec, any_stream=False)
-    with pytest.raises(UserError, match="no-overlap"):
-        next(vec_steps(run, overlap=True))
-    run.close()
+    with open_run(overlapped(), tmp_path / "run", None) as (journal, parts):
+        parts.env.spec = replace(parts.env.spec, any_stream=False)
+        with pytest.raises(UserError, match="no-overlap"):
+            next(vec_steps(journal, parts, parts.learner(journal)))
 
 
 def test_threads_take_quick_turns_only_while_there_are_some(tmp_path: Path) -> None:
     before, seen = sys.getswitchinterval(), list[float]()
     recipe = overlapped(total_vec_steps=3)
-    run = Run.build(recipe, tmp_path / "run", None)
-    steps = vec_steps(run, overlap=True)
-    next(steps)
-    seen.append(sys.getswitchinterval())
-    steps.close()
-    run.close()
+    with open_run(recipe, tmp_path / "run", None) as (journal, parts):
+        steps = vec_steps(journal, parts, parts.learner(journal))
+        next(steps)
+        seen.append(sys.getswitchinterval())
+        steps.close()
     assert seen == [pytest.approx(TURN_SECONDS)]
     assert sys.getswitchinterval() == before

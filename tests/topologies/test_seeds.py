@@ -32,8 +32,8 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.run import folder as folders
-from fleetfoot.run.journal import Learning
 from fleetfoot.topologies.multi_seed.loop import SeedRun, train_seeds
+from fleetfoot.topologies.old_journal import Learning
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 

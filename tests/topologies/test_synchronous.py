@@ -32,7 +32,7 @@ from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rollout import rollout as true_rollout
-from fleetfoot.run.build import Run
+from fleetfoot.run.build import open_run
 from fleetfoot.run.clock import Clock
 from fleetfoot.topologies import synchronous as synchronous_module
 
@@ -331,16 +331,13 @@ def test_the_clock_stands_still_while_paused_and_goes_on_where_it_was() -> None:
 
 def test_an_interruption_saves_what_was_learned_since_the_last_save(tmp_path: Path) -> None:
     """Free learners make updates between two vec steps."""
-    run = Run.build(small("fast_td3/pendulum"), tmp_path, None)
-    try:
+    with open_run(small("fast_td3/pendulum"), tmp_path, None) as (journal, parts):
         for updates in (0, 3, 3):
-            run.updates = updates
-            run.interrupted()
+            journal.updates = updates
+            journal.save_interrupted(parts)
             assert checkpoint.load(tmp_path).state["updates"] == updates
         folder = json.loads((tmp_path / "checkpoints" / "last.json").read_text())["folder"]
         assert folder.endswith("-2"), "the third time there is nothing new"
-    finally:
-        run.close()
 
 
 def test_evaluations_save_the_best_policy_and_nothing_else(tmp_path: Path) -> None:

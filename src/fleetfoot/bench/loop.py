@@ -16,8 +16,9 @@ from fleetfoot import recipes
 from fleetfoot.bench.learner import forget
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.build import Run
-from fleetfoot.topologies.synchronous import SynchronousConfig, vec_steps
+from fleetfoot.run.build import open_run
+from fleetfoot.topologies import overlap as overlapping
+from fleetfoot.topologies.synchronous import SynchronousConfig, in_turns
 
 
 def bench_loop(
@@ -67,23 +68,23 @@ def smaller(recipe: Recipe, envs: int, updates: float, device: str, execution: s
 
 def measure(recipe: Recipe, overlap: bool, count: int) -> dict[str, Any]:
     forget(recipe.torch_device())
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run.build(recipe, Path(folder), None)
+    vec_steps = overlapping.vec_steps if overlap else in_turns
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_run(recipe, Path(folder), None) as (journal, parts),
+    ):
         begun = time.perf_counter()
-        try:
-            with closing(vec_steps(run, overlap=overlap)) as steps:
-                _take(steps, recipe.pace.warmup_vec_steps + 40, run.device)
-                ready = time.perf_counter() - begun
-                run.split.forget()
-                begun = time.perf_counter()
-                _take(steps, count, run.device)
-                seconds = (time.perf_counter() - begun) / count
-            split = run.split.metrics()
-        finally:
-            run.close()
+        with closing(vec_steps(journal, parts, parts.learner(journal))) as steps:
+            _take(steps, recipe.pace.warmup_vec_steps + 40, parts.device)
+            ready = time.perf_counter() - begun
+            journal.timer.forget()
+            begun = time.perf_counter()
+            _take(steps, count, parts.device)
+            seconds = (time.perf_counter() - begun) / count
+        split = journal.timer.metrics()
     memory = {}
-    if run.device.type == "cuda":
-        memory["peak_GiB"] = torch.cuda.max_memory_allocated(run.device) / 2**30
+    if parts.device.type == "cuda":
+        memory["peak_GiB"] = torch.cuda.max_memory_allocated(parts.device) / 2**30
     return {
         "num_envs": recipe.num_envs,
         "updates_per_vec_step": recipe.pace.updates_per_vec_step,

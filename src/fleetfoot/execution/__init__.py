@@ -22,7 +22,7 @@ from fleetfoot.execution.compile import (
 )
 from fleetfoot.execution.cuda_graph import RECORDING, CapturedLearner, why_not_captured
 from fleetfoot.execution.learner import EagerLearner, Memory
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 
 __all__ = [
     "RECORDING",
@@ -48,7 +48,7 @@ def make_learner(
     precision: Precision,
     mode: Mode,
     device: torch.device,
-    split: TimeSplit | None = None,
+    timer: StepTimer | None = None,
     world: int = 1,
 ) -> EagerLearner:
     """The learner of a recipe.
@@ -58,7 +58,7 @@ def make_learner(
     and the learner does what can be done.
     """
     mode = possible_mode(agent, mode, device)
-    split = split or TimeSplit(device)
+    timer = timer or StepTimer(device)
     update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     gather = memory.gather if mode == "eager" else Compiled(memory.gather, "memory.gather")
     kind = EagerLearner
@@ -68,4 +68,4 @@ def make_learner(
             kind = CapturedLearner
         else:
             notice(f"the learner runs without CUDA graphs: {reason}.")
-    return kind(agent, memory, rows, update, gather, split, half)
+    return kind(agent, memory, rows, update, gather, timer, half)

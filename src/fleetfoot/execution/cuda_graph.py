@@ -20,7 +20,7 @@ from fleetfoot.agents.contract import Agent, periods
 from fleetfoot.data import UpdateResult
 from fleetfoot.execution.compile import Half, Mode, notice
 from fleetfoot.execution.learner import EagerLearner, Memory, Metrics, Pattern, means
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.rng import RandomStream
 
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
@@ -60,10 +60,10 @@ class CapturedLearner(EagerLearner):
         rows: int,
         update: Callable[[Any], UpdateResult],
         gather: Callable[..., Any],
-        split: TimeSplit,
+        timer: StepTimer,
         half: Half = "update",
     ):
-        super().__init__(agent, memory, rows, update, gather, split, half)
+        super().__init__(agent, memory, rows, update, gather, timer, half)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
@@ -99,7 +99,7 @@ class CapturedLearner(EagerLearner):
             return super()._updates(count)
         recorded = self.recorded[pattern]
         for name, graph in recorded.graphs.items():
-            with self.split(name):
+            with self.timer(name):
                 graph.replay()
         self._trim(count)
         return recorded.metrics

@@ -154,6 +154,10 @@ class Replay:
         """Draw `rows` transitions and fold each with the n - 1 that follow it."""
         return self.gather(*self.draw(rows))
 
+    def sample_apart(self, rows: int, seed: int) -> Batch:
+        """Draw rows to examine: what `sample` draws next stays the same."""
+        return self.gather(*self.sampler.apart(seed).draw(rows, self.ring))
+
     def draw(self, rows: int) -> Drawn:
         """Which rows; `gather` reads them."""
         return self.sampler.draw(rows, self.ring)

@@ -1,29 +1,29 @@
-"""A whole run in one process, built from its recipe."""
+"""The parts of a run, built from its recipe, and their state."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from fleetfoot.agents.contract import CanDiagnose, as_diagnosable
-from fleetfoot.data import Batch, EnvSpec, Obs, Transition
+from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
+from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.evaluate import Belief, Evaluator
+from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
-from fleetfoot.log import EpisodeStats, Log, added
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log import EpisodeStats, Log
+from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
-from fleetfoot.run.clock import Clock
-from fleetfoot.run.journal import Learning
-from fleetfoot.run.ranks import Ranks, here
+from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.run.ranks import ALONE, Ranks, here
 from fleetfoot.run.sharded import (
     bind,
     carried_over,
@@ -37,177 +37,180 @@ from fleetfoot.system import usable_cores
 
 
 @dataclass(kw_only=True)
-class Run(Learning):
-    """A whole run in one process, or one rank of it."""
+class Parts:
+    """Everything that a recipe names, in one process: of a whole run, or of one rank of it."""
 
+    recipe: Recipe  # of the whole run
     share: Recipe  # of this process; the same where there is only one
+    device: torch.device
     env: VecEnv
-    obs: Obs  # what to act on first
+    obs: Obs  # the first to act on
+    agent: Agent
     explorer: Explorer
-    evaluator: Evaluator | None  # the first rank's business
+    replay: Replay
+    pace: Pace
     episodes: EpisodeStats
+    evaluator: Evaluator | None = None  # only on the first rank
+    ranks: Ranks = ALONE
+    owed: int = 0  # updates that the vec steps so far call for and that are not made yet
 
-    @classmethod
-    def build(
-        cls,
-        recipe: Recipe,
-        folder: Path,
-        state: dict[str, Any] | None,
-        make_replay: Callable[[EnvSpec], Replay] | None = None,
-    ) -> Self:
-        """Build everything from the recipe; then, if there is a state, put every part into it. `make_replay`: where
-        the replay is not this run's own."""
-        ranks = here()
-        with ranks.raise_together():
-            return cls._build(recipe, folder, state, ranks, make_replay)
+    def append(self, fresh: Transition) -> None:
+        """Take in one vec step."""
+        self.agent.observe(fresh)
+        self.replay.append(fresh)
+        self.owed += self.pace.owed()
 
-    @classmethod
-    def env_device(cls, recipe: Recipe, device: torch.device) -> torch.device:
-        """Where the environments hand out what they see."""
-        return device
-
-    @classmethod
-    def _build(
-        cls,
-        recipe: Recipe,
-        folder: Path,
-        state: dict[str, Any] | None,
-        ranks: Ranks,
-        make_replay: Callable[[EnvSpec], Replay] | None,
-    ) -> Self:
-        share, seeds = rank_recipe(recipe, ranks), recipe.seeds(ranks.rank)
-        device = share.torch_device()
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # whose streams everything else means
-        torch.set_num_threads(share.threads or usable_cores())
-        env = recipe.env.build(share.num_envs, seeds.env, cls.env_device(recipe, device))
-        make = make_replay or partial(
-            share.replay.build,
-            gamma=recipe.gamma,
-            seed=seeds.replay,
-            device=device,
-            beside=cls.bytes_beside(share, env.spec),
+    def learner(self, journal: Journal) -> EagerLearner:
+        """Makes the updates of this process, as fast as the recipe asks for."""
+        return make_learner(
+            self.agent,
+            self.replay,
+            self.share.batch_size,
+            precision=self.recipe.precision,
+            mode=self.recipe.execution,
+            device=self.device,
+            timer=journal.timer,
+            world=self.ranks.world,
         )
-        agent = recipe.build_agent(joint_spec(env.spec, ranks), device)
-        bind(agent, ranks, seeds.agent)
-        run = cls(
-            recipe=recipe,
-            share=share,
-            ranks=ranks,
-            folder=folder,
-            device=device,
-            env=env,
-            obs=env.reset(),
-            agent=agent,
-            explorer=share.explorer.build(env.spec, seed=seeds.explorer, device=device),
-            replay=make(env.spec),
-            pace=recipe.pace.build(),
-            evaluator=None,
-            checkpoint=None,
-            log=Log([], every_vec_steps=recipe.log.every_vec_steps),
-            episodes=EpisodeStats(share.num_envs, device),
-            clock=Clock(),
-            split=TimeSplit(device),
-        )
-        check_behaviour(agent.behaviour, run.explorer.takes_noise)
-        if recipe.evaluation.diagnose:
-            run.diagnosed()  # refuse before anything is learned
-        if state is not None:
-            run.load_state_dict(state)
-        if ranks.first:
-            run.evaluator = Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, device)
-            run.checkpoint = recipe.checkpoint.build(folder / "checkpoints")
-            run.log = run.open_log(resumed=state is not None)
-        run.clock.restart(run.clock.before)  # the time it took to build all this is not training
-        if ranks.world > 1:
-            run.log.merge = lambda totals: added(ranks.gather_json(totals))
-        return run
 
-    @classmethod
-    def bytes_beside(cls, share: Recipe, spec: EnvSpec) -> int:
-        """Of other memories, of as many rows as the replay, that come on its device."""
-        return 0
+    def flush_counters(self, log: Log) -> None:
+        log.add(self.episodes.metrics())
 
-    def collected(self, fresh: Transition) -> None:
-        """Note one vec step for the log."""
-        self.vec_steps += 1
-        self.episodes.update(fresh.reward, fresh.terminated | fresh.truncated)
-        seen = {"env/obs_magnitude": fresh.next_obs.actor.float().abs().mean()}
-        self.log.add(seen | {"env/reward": fresh.reward, **fresh.info})
-
-    def flush_counters(self) -> None:
-        self.log.add(self.episodes.metrics())
-
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, vec_steps: int) -> dict[str, float]:
         assert self.evaluator is not None
         begun = time.perf_counter()
         if not self.recipe.evaluation.diagnose:
             metrics = self.evaluator(self.agent.policy).metrics()
         else:
-            belief = Belief(self.diagnosed().q, self.recipe.gamma)
-            metrics = self.evaluator(self.agent.policy, belief).metrics() | self.diagnose()
+            agent = as_diagnosable(self.agent)
+            belief = Belief(agent.q, self.recipe.gamma)
+            metrics = self.evaluator(self.agent.policy, belief).metrics()
+            metrics |= self._diagnose(agent, vec_steps)
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 
-    def rows_apart(self) -> Batch:
-        """Rows to examine; no draw of the replay is used up."""
-        sampler = self.replay.sampler.apart(self.vec_steps)
-        return self.replay.gather(*sampler.draw(self.share.batch_size, self.replay.ring))
-
-    def diagnose(self) -> dict[str, float]:
-        """What the agent says of itself."""
-        rows = self.rows_apart()
+    def _diagnose(self, agent: CanDiagnose, vec_steps: int) -> dict[str, float]:
+        """The vec steps are the seed of the rows examined: no draw of the replay's own is used."""
+        rows = self.replay.sample_apart(self.share.batch_size, seed=vec_steps)
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
-        found = self.diagnosed().diagnose(rows._replace(held_out=None), held_out)
-        return {f"diagnose/{name}": float(value) for name, value in found.items()}
+        diagnosis = agent.diagnose(rows._replace(held_out=None), held_out)
+        return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
-    def diagnosed(self) -> CanDiagnose:
-        return as_diagnosable(self.agent)
-
-    def state_dict(self) -> dict[str, Any]:
-        whole = super().state_dict() | {
+    def state_dict(self, *, with_replay: bool) -> State:
+        state: State = {
             "explorer": self.explorer.state_dict(),
             "env": self.env.state_dict(),
             "episodes": self.episodes.state_dict(),
         }
-        return whole if self.ranks.world == 1 else whole | {"world": self.ranks.world}
-
-    def rank_state(self, *, with_replay: bool) -> dict[str, Any]:
-        own = {
-            "generators": generator_states(self.agent),
-            "explorer": self.explorer.state_dict(),
-            "env": self.env.state_dict(),
-            "episodes": self.episodes.state_dict(),
+        if with_replay:
+            state["replay"] = self.replay.state_dict()
+        if not self.ranks.first:
+            return state | {"generators": generator_states(self.agent)}
+        state |= {
+            "agent": self.agent.state_dict(),
+            "pace": self.pace.state_dict(),
+            "owed": self.owed,
         }
-        return own | {"replay": self.replay.state_dict()} if with_replay else own
+        return state if self.ranks.world == 1 else state | {"world": self.ranks.world}
 
-    def _load(self, state: dict[str, Any]) -> None:
-        """Go on exactly; with another number of ranks, go on with what does not depend on it: the agent, the counters,
-        and new episodes."""
+    def load_state_dict(self, state: State) -> None:
+        """Go on exactly. With another number of ranks, go on with what does not depend on it: the agent and the
+        counters, in new episodes."""
         if state.get("world", 1) != self.ranks.world:
-            for name in ("replay", "generators"):
-                state.pop(name, None)
-            explorer = carried_over(state["explorer"], self.explorer.state_dict())
-            state = state | {"explorer": explorer, "env": None}
-            state["episodes"] = self.episodes.state_dict()
-        super()._load(state)
+            state = self._without_ranks(state)
+        self.pace.load_state_dict(state["pace"])
+        self.agent.load_state_dict(state["agent"])
+        if "replay" in state:
+            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
+            self.owed = state["owed"] if self.replay.size else 0
+        else:  # it has to fill again first
+            self.pace.hold(self.recipe.pace.warmup_vec_steps)
         if "generators" in state:
             restore_generators(self.agent, state["generators"])
         elif not self.ranks.first:
             reseed(self.agent, self.recipe.seeds(self.ranks.rank).agent)
-        for name in ("explorer", "episodes"):
-            getattr(self, name).load_state_dict(state[name])
+        self.explorer.load_state_dict(state["explorer"])
+        self.episodes.load_state_dict(state["episodes"])
         if state["env"] is not None:
             self.obs = self.env.load_state_dict(state["env"])
-        else:  # the simulator began anew: what follows does not continue
+        else:  # the simulator starts again: what follows does not continue what is stored
             self.replay.mark_break()
             self.episodes.restart()
             everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
             self.explorer.restart(everywhere)
 
+    def _without_ranks(self, state: State) -> State:
+        state.pop("replay", None)
+        state.pop("generators", None)
+        explorer = carried_over(state["explorer"], self.explorer.state_dict())
+        return state | {"explorer": explorer, "env": None, "episodes": self.episodes.state_dict()}
+
     def close(self) -> None:
         with ExitStack() as stack:  # each is closed, also when another fails to
-            for part in (self.env, self.evaluator, self.log):
-                if part is not None:
-                    stack.callback(part.close)
+            stack.callback(self.env.close)
+            if self.evaluator is not None:
+                stack.callback(self.evaluator.close)
+
+
+def build_parts(
+    recipe: Recipe,
+    ranks: Ranks = ALONE,
+    *,
+    env_device: torch.device | None = None,
+    make_replay: Callable[[EnvSpec], Replay] | None = None,
+) -> Parts:
+    """`env_device`: where the environments put their observations, if not on the device of the agent; `make_replay`:
+    builds the replay, if the recipe alone does not say how."""
+    share, seeds = rank_recipe(recipe, ranks), recipe.seeds(ranks.rank)
+    device = share.torch_device()
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # the current streams are those of this device
+    torch.set_num_threads(share.threads or usable_cores())
+    env = recipe.env.build(share.num_envs, seeds.env, env_device or device)
+    make_replay = make_replay or partial(
+        share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
+    )
+    agent = recipe.build_agent(joint_spec(env.spec, ranks), device)
+    bind(agent, ranks, seeds.agent)
+    explorer = share.explorer.build(env.spec, seed=seeds.explorer, device=device)
+    check_behaviour(agent.behaviour, explorer.takes_noise)
+    if recipe.evaluation.diagnose:
+        as_diagnosable(agent)  # refuse before anything is learned
+    return Parts(
+        recipe=recipe,
+        share=share,
+        ranks=ranks,
+        device=device,
+        env=env,
+        obs=env.reset(),
+        agent=agent,
+        explorer=explorer,
+        replay=make_replay(env.spec),
+        pace=recipe.pace.build(),
+        episodes=EpisodeStats(share.num_envs, device),
+    )
+
+
+@contextmanager
+def open_run(
+    recipe: Recipe, folder: Path, state: State | None, **options: Any
+) -> Iterator[tuple[Journal, Parts]]:
+    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `options` are those
+    of `build_parts`."""
+    ranks = here()
+    with ExitStack() as stack:
+        with ranks.raise_together():
+            parts = build_parts(recipe, ranks, **options)
+            stack.callback(parts.close)
+            journal = Journal(recipe=recipe, folder=folder, device=parts.device, ranks=ranks)
+            if state is not None:
+                with fitting():
+                    parts.load_state_dict(state)
+                    journal.load_state_dict(state)
+            if ranks.first:
+                seed = recipe.seeds().evaluation
+                parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
+            journal.open(resumed=state is not None)
+            stack.callback(journal.close)
+        yield journal, parts

@@ -1,4 +1,4 @@
-"""What is written down about a run, whoever collects and whoever learns: counts, log, evaluations, checkpoints."""
+"""The journal of a run: counters, log, evaluations, checkpoints. It does not know who collects and who learns."""
 
 from __future__ import annotations
 
@@ -6,67 +6,94 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot.agents.contract import Agent
 from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.config import to_json
+from fleetfoot.data import Transition
 from fleetfoot.errors import UserError
-from fleetfoot.log import EVAL_RETURN, Counters, Log
-from fleetfoot.log.split import TimeSplit
-from fleetfoot.pace import Pace
+from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Sink, added
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.replay.replay import Replay
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.ranks import ALONE, Ranks
 from fleetfoot.run.sharded import check_same
 
+T = TypeVar("T")
+State = dict[str, Any]
+
+
+class Subject(Protocol):
+    """What a journal asks of the run that it is about."""
+
+    agent: Agent
+    """Its policy is the result of the run."""
+
+    def flush_counters(self, log: Log) -> None:
+        """Give the log what has been counted since the last call."""
+        ...
+
+    def evaluate(self, vec_steps: int) -> dict[str, float]:
+        """Metrics of the policy as it is now; empty where they arrive later (`Journal.record_evaluation`)."""
+        ...
+
+    def state_dict(self, *, with_replay: bool) -> State:
+        """Everything that training changes, except what the journal itself keeps. On any rank but the first: only what
+        this rank holds for itself."""
+        ...
+
 
 @dataclass(kw_only=True)
-class Bookkeeping:
-    """What is written down about a run: counts, log, evaluations, checkpoints. Who collects and who learns is left
-    open."""
+class Journal:
+    """Counts vec steps and updates, and writes log and checkpoints when they are due."""
 
-    recipe: Recipe  # of the whole run
+    recipe: Recipe
     folder: Path
     device: torch.device
-    agent: Agent  # whose policy is the result
-    pace: Pace
-    log: Log
-    checkpoint: Checkpoint | None  # the first rank's business
-    clock: Clock
-    split: TimeSplit
     ranks: Ranks = ALONE
+    log: Log = field(default_factory=lambda: Log([]))
+    checkpoint: Checkpoint | None = None  # only on the first rank
+    clock: Clock = field(default_factory=Clock)
     vec_steps: int = 0
     updates: int = 0
-    owed: int = 0  # updates that the vec steps so far call for and that are not made yet
-    last_return: float = float("nan")
-    best_return: float = float("nan")
-    # vec steps and updates: a free learner goes on between two vec steps
+    last_return: float = math.nan
+    best_return: float = math.nan
+    # Vec steps and updates at the last save; both, because a free learner also learns between two vec steps.
     saved_at: tuple[int, int] = (-1, -1)
-    compile_seconds: float = 0.0  # so far, since the process began
+    compile_seconds: float = 0.0
 
-    def open_log(self, *, resumed: bool, console: bool = True) -> Log:
-        """The log in the run's folder, at the counts as they are now. `console`: False where another process prints."""
-        cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
-        return cfg.build(
-            self.folder,
-            total_vec_steps=self.recipe.total_vec_steps,
-            recipe_json=to_json(self.recipe),
-            resumed=self.counters() if resumed else None,
-            best=None if math.isnan(self.best_return) else self.best_return,
-        )
+    def __post_init__(self) -> None:
+        self.timer = StepTimer(self.device)
 
-    def next_of(self, *every_vec_steps: int) -> int:
-        """The coming vec step after which one of these is due (0: never), or the last one."""
-        stops = ((self.vec_steps // e + 1) * e for e in every_vec_steps if e > 0)
-        return min([self.recipe.total_vec_steps, *stops])
+    def open(self, *, resumed: bool, console: bool = True, sinks: tuple[Sink, ...] = ()) -> None:
+        """Open log and checkpoints, and start the clock. `console`: False where another process prints; `sinks`: where
+        the metrics go besides."""
+        if self.ranks.first:
+            self.checkpoint = self.recipe.checkpoint.build(self.folder / "checkpoints")
+            cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
+            self.log = cfg.build(
+                self.folder,
+                total_vec_steps=self.recipe.total_vec_steps,
+                recipe_json=to_json(self.recipe),
+                resumed=self.counters() if resumed else None,
+                best=None if math.isnan(self.best_return) else self.best_return,
+            )
+            self.log.sinks += sinks
+        else:
+            self.log = Log([], every_vec_steps=self.recipe.log.every_vec_steps)
+        if self.ranks.world > 1:
+            self.log.merge = lambda totals: added(self.ranks.gather_json(totals))
+        self.clock.restart(self.clock.before)  # building the run was not training
+
+    @property
+    def finished(self) -> bool:
+        return self.vec_steps >= self.recipe.total_vec_steps
 
     def counters(self) -> Counters:
         return Counters(
@@ -76,115 +103,139 @@ class Bookkeeping:
             train_seconds=self.clock.seconds(),
         )
 
-    def learned(self, metrics: dict[str, Tensor]) -> None:
-        """Note that the updates owed were made, and what they found."""
-        self.updates, self.owed = self.updates + self.owed, 0
+    def record_step(self, fresh: Transition, episodes: EpisodeStats) -> None:
+        """Count one vec step."""
+        self.vec_steps += 1
+        episodes.update(fresh.reward, fresh.terminated | fresh.truncated)
+        self.log.add(step_metrics(fresh))
+
+    def record_updates(self, count: int, metrics: dict[str, Tensor]) -> None:
+        self.updates += count
         self.log.add(metrics)
 
     @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """What compiles at its first use is used for the first time: that does not count as training."""
-        self.wait()
+    def compiling(self, happens: bool = True) -> Iterator[None]:
+        """Around work that, where it `happens`, compiles at its first use: that does not count as training."""
+        if not happens:
+            yield
+            return
+        self.wait_for_device()
         begun = time.perf_counter()
         with self.clock.paused():
             yield
-            self.wait()
-        self.split.forget()
+            self.wait_for_device()
+        self.timer.forget()
         self.compile_seconds += time.perf_counter() - begun
 
-    def wait(self) -> None:
-        """For all work asked of the device."""
+    def compiles_first(self, function: Callable[..., T]) -> Callable[..., T]:
+        """`function`, whose first call compiles."""
+        called = False
+
+        def call(*arguments: Any) -> T:
+            nonlocal called
+            first, called = not called, True
+            with self.compiling(first):
+                return function(*arguments)
+
+        return call
+
+    def wait_for_device(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def flush_counters(self) -> None:
-        """Hand the log what has been counted since it was last read."""
-        raise NotImplementedError
+    def next_multiple(self, *periods: int) -> int:
+        """The coming vec step that is a multiple of one of these periods (0: never), or the last one of the run."""
+        stops = ((self.vec_steps // period + 1) * period for period in periods if period > 0)
+        return min([self.recipe.total_vec_steps, *stops])
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of an evaluation of the policy as it is now; none where they come later (see `evaluated`)."""
-        raise NotImplementedError
-
-    def evaluated(
-        self, counters: Counters, metrics: dict[str, float], state: dict[str, Any] | None = None
-    ) -> None:
-        """Take note of the policy's return at `counters`; `state` is that of the run then, None: as it is now."""
-        self.last_return = metrics[EVAL_RETURN]
-        if not self.last_return <= self.best_return:  # also when there was none before
-            self.best_return = self.last_return
-            write = partial(self._write_best, state, counters.vec_steps)
-            self._assemble(write, with_replay=False)
-
-    def due(self, *, last: bool) -> bool:
-        """Has `bookkeep` anything to do after this vec step?"""
+    def due(self) -> bool:
+        """Is there anything to write after this vec step?"""
         save = self.recipe.checkpoint.due(self.vec_steps)
-        return last or self._evaluation_due() or save or self.log.due(self.vec_steps)
+        return self.finished or self._evaluation_due() or save or self.log.due(self.vec_steps)
 
     def _evaluation_due(self) -> bool:
         every = self.recipe.evaluation.every_vec_steps
         return every > 0 and self.vec_steps % every == 0
 
-    def bookkeep(self, *, last: bool) -> None:
-        """Log, evaluate and save when each is due, and all three at the `last` step.
+    def after_vec_step(self, subject: Subject) -> None:
+        """Log, evaluate and save, each when it is due, and all three at the end of the run.
 
         The log is read before anything is saved, so a checkpoint never holds numbers that are not finite.
         """
-        self.split.next_vec_step()
-        if not self.due(last=last):
+        self.timer.next_vec_step()
+        if not self.due():
             return
-        evaluate = last or self._evaluation_due()
-        save = last or self.recipe.checkpoint.due(self.vec_steps)
-        self.flush_counters()
-        self.wait()  # the clock reads work done, not work asked for
+        subject.flush_counters(self.log)
+        self.wait_for_device()  # the clock reads work done, not work asked for
         with self.clock.paused():
             with self.ranks.raise_together():
                 metrics = self.log.read(self.counters())
-            metrics |= self.split.metrics() | {"time/compile_s": self.compile_seconds}
-            if evaluate:
-                metrics |= self.ranks.first_says(self.evaluate)
+            metrics |= self.timer.metrics() | {"time/compile_s": self.compile_seconds}
+            if self.finished or self._evaluation_due():
+                metrics |= self.ranks.first_says(lambda: subject.evaluate(self.vec_steps))
             with self.ranks.raise_together():
                 self.log.write(self.counters(), metrics)
             if EVAL_RETURN in metrics:
-                self.evaluated(self.counters(), metrics)
-            if save:
-                self.save()
+                self.record_evaluation(subject, self.counters(), metrics)
+            if self.finished or self.recipe.checkpoint.due(self.vec_steps):
+                self.save(subject)
 
-    def save(self) -> None:
-        self._assemble(self._write, with_replay=self.recipe.checkpoint.replay)
+    def record_evaluation(
+        self,
+        subject: Subject,
+        counters: Counters,
+        metrics: dict[str, float],
+        state: State | None = None,
+    ) -> None:
+        """Note the return of the policy at `counters`, and save the best one. `state`: of the run then, if not now."""
+        self.last_return = metrics[EVAL_RETURN]
+        if self.last_return <= self.best_return:  # False where there was none before
+            return
+        self.best_return = self.last_return
+
+        def write(parts: Iterator[State]) -> None:
+            assert self.checkpoint is not None
+            self.checkpoint.save_best(
+                self.state(subject, with_replay=False) if state is None else state,
+                recipe_json=to_json(self.recipe),
+                step=counters.vec_steps,
+                score=self.best_return,
+                parts=parts,
+            )
+
+        self._assemble(subject, write, with_replay=False)
+
+    def save(self, subject: Subject) -> None:
+        with_replay = self.recipe.checkpoint.replay
+
+        def write(parts: Iterator[State]) -> None:
+            assert self.checkpoint is not None
+            state = self.state(subject, with_replay=with_replay)
+            recipe_json = to_json(self.recipe)
+            self.checkpoint.save(state, recipe_json=recipe_json, step=self.vec_steps, parts=parts)
+
+        self._assemble(subject, write, with_replay=with_replay)
         self.saved_at = self.vec_steps, self.updates
 
-    def _assemble(self, write: Callable[[Iterator[Any]], None], *, with_replay: bool) -> None:
-        check_same(self.agent, self.ranks)
-        part = None if self.ranks.first else self.rank_state(with_replay=with_replay)
+    def _assemble(
+        self, subject: Subject, write: Callable[[Iterator[State]], None], *, with_replay: bool
+    ) -> None:
+        """Let the first rank write its state and the parts of all others."""
+        check_same(subject.agent, self.ranks)
+        part = None if self.ranks.first else subject.state_dict(with_replay=with_replay)
         self.ranks.assemble(part, write)
 
-    def _write(self, parts: Iterator[Any]) -> None:
-        assert self.checkpoint is not None
-        state = self.state_dict() if self.recipe.checkpoint.replay else self.state_without_replay()
-        recipe_json = to_json(self.recipe)
-        self.checkpoint.save(state, recipe_json=recipe_json, step=self.vec_steps, parts=parts)
-
-    def _write_best(self, state: dict[str, Any] | None, step: int, parts: Iterator[Any]) -> None:
-        assert self.checkpoint is not None
-        self.checkpoint.save_best(
-            self.state_without_replay() if state is None else state,
-            recipe_json=to_json(self.recipe),
-            step=step,
-            score=self.best_return,
-            parts=parts,
-        )
-
-    def interrupted(self) -> None:
-        """Save at once, unless what would be saved is spoiled or saved already."""
+    def save_interrupted(self, subject: Subject) -> None:
+        """Save now, unless what would be saved is not finite, or is saved already."""
         if self.saved_at != (self.vec_steps, self.updates):
-            self.flush_counters()
+            subject.flush_counters(self.log)
             with self.ranks.raise_together():
                 self.log.flush(self.counters())
-            self.save()
+            self.save(subject)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "pace": self.pace.state_dict(),
+    def state(self, subject: Subject, *, with_replay: bool) -> State:
+        """The state of the whole run."""
+        return subject.state_dict(with_replay=with_replay) | {
             "vec_steps": self.vec_steps,
             "updates": self.updates,
             "train_seconds": self.clock.seconds(),
@@ -192,62 +243,37 @@ class Bookkeeping:
             "best_return": self.best_return,
         }
 
-    def state_without_replay(self) -> dict[str, Any]:
-        """The state without the replay."""
-        return {name: value for name, value in self.state_dict().items() if name != "replay"}
-
-    def rank_state(self, *, with_replay: bool) -> dict[str, Any]:
-        """What the state of another rank than the first holds of its own."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """UserError where the state does not fit."""
-        try:
-            self._load(state)
-        except (KeyError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
+    def load_state_dict(self, state: State) -> None:
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
         self.last_return, self.best_return = state["last_return"], state["best_return"]
         self.clock.restart(state["train_seconds"])
         self.saved_at = self.vec_steps, self.updates
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self.pace.load_state_dict(state["pace"])
-        if "replay" not in state:  # it fills again first
-            self.pace.hold(self.recipe.pace.warmup_vec_steps)
-
-    def result(self, finished: bool) -> Result:
+    def result(self, policy: nn.Module) -> Result:
         return Result(
             folder=self.folder,
-            policy=self.agent.policy,
+            policy=policy,
             counters=self.counters(),
             last_return=self.last_return,
             best_return=self.best_return,
-            finished=finished,
+            finished=self.finished,
         )
 
     def close(self) -> None:
         self.log.close()
 
 
-@dataclass(kw_only=True)
-class Learning(Bookkeeping):
-    """The half of a run that learns; who collects is left open."""
+def step_metrics(fresh: Transition) -> dict[str, Tensor]:
+    """What the log keeps of one vec step."""
+    magnitude = fresh.next_obs.actor.float().abs().mean()
+    return {"env/obs_magnitude": magnitude, "env/reward": fresh.reward, **fresh.info}
 
-    replay: Replay
 
-    def state_dict(self) -> dict[str, Any]:
-        mine = {"agent": self.agent.state_dict(), "replay": self.replay.state_dict()}
-        return super().state_dict() | mine | {"owed": self.owed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        had_replay = "replay" in state
-        super().load_state_dict(state)
-        self.owed = state.get("owed", 0) if had_replay and self.replay.size else 0
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.agent.load_state_dict(state["agent"])
-        if "replay" in state:
-            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Around the loading of a checkpoint: UserError where it does not fit the recipe."""
+    try:
+        yield
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error

@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import torch
 from torch import Tensor
 
 from fleetfoot.data import Step
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.errors import UserError
+from fleetfoot.execution import EagerLearner
+from fleetfoot.log.timer import StepTimer
+from fleetfoot.rollout import rollout
+from fleetfoot.run.build import Parts
+from fleetfoot.run.journal import Journal
 
 TURN_SECONDS = 1e-4
+
+
+def vec_steps(journal: Journal, parts: Parts, learner: EagerLearner) -> Generator[None]:
+    """One vec step at a time, and meanwhile the updates that are owed after the one before it."""
+    if not parts.env.spec.any_stream:
+        raise UserError(
+            f"{parts.env.spec.name} can only be stepped on the GPU's default stream: use --topology.no-overlap."
+        )
+
+    def ready() -> bool:
+        return learner.ready(parts.owed)
+
+    def start_updates() -> None:
+        with journal.compiling(not ready()):
+            learner.start(parts.owed)
+
+    def finish_updates() -> None:
+        journal.record_updates(parts.owed, learner.join())
+        parts.owed = 0
+
+    timer = journal.timer
+    with closing(Background(parts.env, start_updates, ready, timer)) as background:
+        step_env = journal.compiles_first(background)
+        for fresh in rollout(step_env, parts.agent.behaviour, parts.explorer, parts.obs, timer):
+            with timer("wait"):
+                finish_updates()
+            with timer("append"):
+                parts.append(fresh)
+            journal.record_step(fresh, parts.episodes)
+            if journal.finished:
+                start_updates()
+                finish_updates()
+            journal.after_vec_step(parts)
+            yield
 
 
 @contextmanager
@@ -40,11 +79,11 @@ class Background:
         env: VecEnv,
         meanwhile: Callable[[], None],
         ready: Callable[[], bool],
-        split: TimeSplit,
+        timer: StepTimer,
     ):
         """Where `meanwhile` is not `ready`, one after the other, with the same result: two that record CUDA graphs at
         once may fail."""
-        self.env, self.meanwhile, self.ready, self.split = env, meanwhile, ready, split
+        self.env, self.meanwhile, self.ready, self.timer = env, meanwhile, ready, timer
         self.stack = ExitStack()
         self.stack.enter_context(quick_turns())
         self.thread = self.stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="simulate"))
@@ -55,7 +94,7 @@ class Background:
 
     def __call__(self, action: Tensor) -> Step:
         if not self.ready():
-            with self.split("simulate"):
+            with self.timer("simulate"):
                 step = self.env.step(action)
             if self.stream is not None:
                 torch.cuda.synchronize()
@@ -73,7 +112,7 @@ class Background:
         return step
 
     def _step(self, action: Tensor) -> Step:
-        with torch.cuda.stream(self.stream), self.split("simulate"):
+        with torch.cuda.stream(self.stream), self.timer("simulate"):
             return self.env.step(action)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""The uncut loop: one process collects, stores and learns, in turns or (`overlap`) at the same time."""
+"""The loop that nothing cuts: one process collects, stores and learns, in turns or (`overlap`) at the same time."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Step
-from fleetfoot.errors import UserError
-from fleetfoot.execution import make_learner
+from fleetfoot.execution import EagerLearner
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.rollout import rollout
-from fleetfoot.run.build import Run
+from fleetfoot.run.build import Parts, open_run
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.topologies.overlap import Background
+from fleetfoot.run.journal import Journal
+from fleetfoot.topologies import overlap
 
 
 @part
@@ -29,77 +29,36 @@ class SynchronousConfig:
 
     overlap: bool = False
     """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that
-    is one vec step's updates older; everything else stays, and the same seed gives the same result every time."""
+    is one vec step's updates older; everything else stays the same, and the same seed still gives the same result."""
 
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
-        run = Run.build(recipe, folder, state)
-        try:
-            return synchronous(run, overlap=self.overlap)
-        finally:
-            run.close()
+        vec_steps = overlap.vec_steps if self.overlap else in_turns
+        with open_run(recipe, folder, state) as (journal, parts):
+            with Interrupt(parts.ranks) as interrupt:
+                with closing(vec_steps(journal, parts, parts.learner(journal))) as steps:
+                    while not (journal.finished or interrupt.stops(journal.vec_steps)):
+                        next(steps)
+                if interrupt.agreed:
+                    journal.save_interrupted(parts)
+            return journal.result(parts.agent.policy)
 
 
-def synchronous(run: Run, *, overlap: bool) -> Result:
-    total = run.recipe.total_vec_steps
-    with Interrupt(run.ranks) as interrupt, closing(vec_steps(run, overlap=overlap)) as steps:
-        while run.vec_steps < total and not interrupt.stops(run.vec_steps):
-            next(steps)
-        if interrupt.agreed:
-            run.interrupted()
-    return run.result(finished=run.vec_steps >= total)
+def in_turns(journal: Journal, parts: Parts, learner: EagerLearner) -> Generator[None]:
+    """Collect, store, learn: one vec step at a time."""
+    timer = journal.timer
 
+    def simulate(action: Tensor) -> Step:
+        with timer("simulate"):
+            return parts.env.step(action)
 
-def vec_steps(run: Run, *, overlap: bool) -> Generator[None, None, None]:
-    """The loop, one vec step at a time."""
-    recipe, agent, replay, split = run.recipe, run.agent, run.replay, run.split
-    learn = make_learner(
-        agent,
-        replay,
-        run.share.batch_size,
-        precision=recipe.precision,
-        mode=recipe.execution,
-        device=run.device,
-        split=split,
-        world=run.ranks.world,
-    )
-
-    def start_learning() -> None:
-        with nullcontext() if learn.ready(run.owed) else run.compiling():
-            learn.start(run.owed)
-
-    def in_turn(action: Tensor) -> Step:
-        with split("simulate"):
-            return run.env.step(action)
-
-    background = None
-    if overlap:
-        if not run.env.spec.any_stream:
-            raise UserError(
-                f"{run.env.spec.name} can only be stepped on the GPU's default stream: use --topology.no-overlap."
-            )
-        background = Background(run.env, start_learning, lambda: learn.ready(run.owed), split)
-    first = True
-
-    def step_env(action: Tensor) -> Step:
-        nonlocal first
-        with run.compiling() if first else nullcontext():
-            first = False
-            return in_turn(action) if background is None else background(action)
-
-    with closing(background) if background else nullcontext():
-        for transition in rollout(step_env, agent.behaviour, run.explorer, run.obs, split):
-            if overlap:
-                with split("wait"):
-                    found = learn.join()
-                run.learned(found)
-            with split("append"):
-                agent.observe(transition)
-                replay.append(transition)
-            run.collected(transition)
-            run.owed += run.pace.owed()
-            last = run.vec_steps == recipe.total_vec_steps
-            if last or not overlap:
-                start_learning()
-                run.learned(learn.join())
-            run.bookkeep(last=last)
-            yield
+    step_env = journal.compiles_first(simulate)
+    for fresh in rollout(step_env, parts.agent.behaviour, parts.explorer, parts.obs, timer):
+        with timer("append"):
+            parts.append(fresh)
+        journal.record_step(fresh, parts.episodes)
+        with journal.compiling(not learner.ready(parts.owed)):
+            learner.start(parts.owed)
+        journal.record_updates(parts.owed, learner.join())
+        parts.owed = 0
+        journal.after_vec_step(parts)
+        yield

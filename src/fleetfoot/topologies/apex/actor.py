@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.explore import check_behaviour, share_of
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.nn.linear import Linear
 from fleetfoot.recipe import Seeds
 from fleetfoot.rollout import rollout
@@ -69,7 +69,7 @@ class Actor:
                 bootstrap_truncated=recipe.replay.bootstrap_truncated,
             )
         acting = self.behaviour if priorities else network
-        self.steps = rollout(env.step, acting, explorer, obs, TimeSplit(env.spec.device))
+        self.steps = rollout(env.step, acting, explorer, obs, StepTimer(env.spec.device))
         return env.spec
 
     def collect(self, lines: int, version: int, weights: Any) -> Block:

@@ -14,12 +14,12 @@ from torch import Tensor
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.log import EpisodeStats, Log
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.run.clock import Clock
-from fleetfoot.run.journal import Learning
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead
+from fleetfoot.topologies.old_journal import Learning
 from fleetfoot.topologies.ray.cluster import PackedRecipe, Restarts, load_ray, unpack_recipe
 from fleetfoot.topologies.ray.evaluator import Evaluations
 from fleetfoot.topologies.ray.monitor import News
@@ -87,7 +87,7 @@ class FleetRun(Learning):
             log=Log([]),
             checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
             clock=Clock(),
-            split=TimeSplit(device),
+            split=StepTimer(device),
             cfg=cfg,
             fleet=fleet,
             evaluations=Evaluations(ray, packed, cpus=cfg.ray.worker_cpus, restarts=restarts),

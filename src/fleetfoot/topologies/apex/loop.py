@@ -174,7 +174,7 @@ def actor_learner(run: FleetRun, asked: Callable[[], bool]) -> Result:
         precision=recipe.precision,
         mode=recipe.execution,
         device=run.device,
-        split=run.split,
+        timer=run.split,
     )
 
     def begin(count: int) -> None:

@@ -21,7 +21,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Mean
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.rollout import rollout
@@ -265,7 +265,7 @@ class Bundle:
         )
         self.sums = Sums()
         self.begun = True  # an episode has just begun somewhere
-        first, split = self.env.reset(), TimeSplit(device)
+        first, split = self.env.reset(), StepTimer(device)
         self.steps = rollout(self.env.step, self.agent.behaviour, self.explorer, first, split)
 
     def work(self, vec_steps: int) -> Report:
@@ -327,7 +327,7 @@ class Bundle:
             self.replay.load_state_dict(state["replay"])
         if state["env"] is not None:
             obs = self.env.load_state_dict(state["env"])
-            split = TimeSplit(self.env.spec.device)
+            split = StepTimer(self.env.spec.device)
             self.steps = rollout(self.env.step, self.agent.behaviour, self.explorer, obs, split)
         else:  # the simulator began anew: what follows does not continue
             self.replay.mark_break()

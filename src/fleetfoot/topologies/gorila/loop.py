@@ -26,15 +26,15 @@ from fleetfoot.config import part
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Log, Mean
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.run.journal import Bookkeeping
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.gorila.bundle import Report, build_agent
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.server import LAGS, GradientStats
+from fleetfoot.topologies.old_journal import Bookkeeping
 from fleetfoot.topologies.ray.cluster import RayConfig, cluster
 
 CPU = torch.device("cpu")
@@ -136,7 +136,7 @@ class ServerRun(Bookkeeping):
             log=Log([]),
             checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
             clock=Clock(),
-            split=TimeSplit(CPU),
+            split=StepTimer(CPU),
             fleet=fleet,
             evaluator=evaluator,
             logged=GradientStats(),

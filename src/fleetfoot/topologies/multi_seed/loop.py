@@ -27,12 +27,12 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.ring import final_entries
 from fleetfoot.replay.samplers import Uniform, UniformConfig
-from fleetfoot.run.build import Run
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 from fleetfoot.topologies.multi_seed.meter import MultiSeedMeter
 from fleetfoot.topologies.multi_seed.replay import MultiSeedReplay, MultiSeedUniform, of_seed
 from fleetfoot.topologies.multi_seed.vmap import stack
+from fleetfoot.topologies.old_run import Run
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -165,7 +165,7 @@ class MultiSeedLoop:
             precision=self.recipe.precision,
             mode=self.recipe.execution,
             device=self.device,
-            split=self.first.split,
+            timer=self.first.split,
         )
         obs = self.env.join([run.obs for run in self.runs])
         self.compile(obs)

@@ -14,10 +14,10 @@ import torch
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import ActorCritic, as_actor_critic, every
 from fleetfoot.log import Log, Totals, added
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
-from fleetfoot.run.journal import Bookkeeping
+from fleetfoot.topologies.old_journal import Bookkeeping
 from fleetfoot.topologies.pql.exchange import copy_flat_
 from fleetfoot.topologies.pql.gate import Gate
 from fleetfoot.topologies.pql.halves import policy_weights, statistics
@@ -90,7 +90,7 @@ class RaySplitRun(Bookkeeping):
             log=Log([]),
             checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
             clock=Clock(),
-            split=TimeSplit(CPU),
+            split=StepTimer(CPU),
             cfg=recipe.topology,
             stages=stages,
         )

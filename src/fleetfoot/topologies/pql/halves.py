@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fleetfoot.agents.contract import ActorCritic
 from fleetfoot.execution import EagerLearner, Half, make_learner
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.observations import Observations
@@ -46,7 +46,7 @@ def half_learner(
     agent: ActorCritic,
     memory: Replay | Observations,
     device: torch.device,
-    split: TimeSplit,
+    split: StepTimer,
 ) -> EagerLearner:
     return make_learner(
         agent,
@@ -56,5 +56,5 @@ def half_learner(
         precision=recipe.precision,
         mode=recipe.execution,
         device=device,
-        split=split,
+        timer=split,
     )

@@ -45,14 +45,14 @@ from fleetfoot.config import part
 from fleetfoot.data import EnvSpec, Obs, Step, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import RECORDING, resolved
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.rollout import rollout
-from fleetfoot.run.build import Run
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.system import usable_cores
+from fleetfoot.topologies.old_run import Run
 from fleetfoot.topologies.overlap import quick_turns
 from fleetfoot.topologies.pql.exchange import Channel, Reader, Versions, copied
 from fleetfoot.topologies.pql.gate import Gate
@@ -203,7 +203,7 @@ class SplitRun(Run):
         # The rows of the critic learner again in lockstep, otherwise others.
         seed = self.recipe.seeds().replay + (not self.cfg.lockstep)
         self.seen = Observations(recipe.replay, self.env.spec, seed=seed, device=self.device)
-        self.policy_split = TimeSplit(self.device)
+        self.policy_split = StepTimer(self.device)
         self.learn_critic = half_learner(
             "update_critic", recipe, self.valuing, self.replay, self.device, self.split
         )

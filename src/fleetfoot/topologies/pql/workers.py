@@ -22,7 +22,7 @@ from fleetfoot.evaluate import Evaluator
 from fleetfoot.execution import EagerLearner, Half
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Log, Totals
-from fleetfoot.log.split import TimeSplit
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
@@ -75,7 +75,7 @@ class Stage:
     def _begin(self) -> Recipe:
         torch.set_num_threads(self.threads)
         self.recipe = unpack_recipe(self.packed)
-        self.log, self.split = Log([]), TimeSplit(self.device)
+        self.log, self.split = Log([]), StepTimer(self.device)
         self.numbers: dict[str, int] = {}  # of the versions that are used
         self.compiled = self.waited = 0.0
         self.idle_since: float | None = None

@@ -12,7 +12,7 @@ import torch
 EVERY = 7  # on a GPU, measure one vec step in so many (odd: updates often come in twos)
 
 
-class TimeSplit:
+class StepTimer:
     """Milliseconds per vec step of each part of the loop, by name.
 
     On a GPU they are read off the stream on which the part is asked for, when `metrics` is called and the device is

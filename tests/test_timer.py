@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from fleetfoot.execution import EagerLearner
-from fleetfoot.log import split as split_module
-from fleetfoot.log.split import TimeSplit
-from fleetfoot.run.build import Run
+from fleetfoot.log import timer as timer_module
+from fleetfoot.log.timer import StepTimer
+from fleetfoot.run.build import open_run
 from fleetfoot.run.clock import Clock
-from fleetfoot.topologies.synchronous import vec_steps
+from fleetfoot.topologies import overlap as overlap_module
+from fleetfoot.topologies.synchronous import in_turns
 from topologies.test_synchronous import small
 
 CPU = torch.device("cpu")
@@ -37,12 +38,12 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     fake = Time()
-    monkeypatch.setattr(split_module, "time", fake)
+    monkeypatch.setattr(timer_module, "time", fake)
     return fake
 
 
 def test_milliseconds_per_vec_step_by_name(time: Time) -> None:
-    split = TimeSplit(CPU)
+    split = StepTimer(CPU)
     for act, update in ((0.010, 0.002), (0.030, 0.006)):
         with split("act"):
             time.go(act)
@@ -57,14 +58,14 @@ def test_milliseconds_per_vec_step_by_name(time: Time) -> None:
 
 
 def test_reading_before_a_vec_step_is_over_divides_by_one(time: Time) -> None:
-    split = TimeSplit(CPU)
+    split = StepTimer(CPU)
     with split("act"):
         time.go(0.5)
     assert split.metrics() == pytest.approx({"time/act_ms": 500.0})
 
 
 def test_what_was_measured_can_be_forgotten(time: Time) -> None:
-    split = TimeSplit(CPU)
+    split = StepTimer(CPU)
     with split("update"):
         time.go(60.0)  # compilation
     split.next_vec_step()
@@ -95,10 +96,10 @@ def test_on_a_gpu_some_vec_steps_stand_for_all(time: Time, monkeypatch: pytest.M
     Event.made = 0
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(time))
-    split = TimeSplit(torch.device("cuda"))
-    for step in range(2 * split_module.EVERY):
+    split = StepTimer(torch.device("cuda"))
+    for step in range(2 * timer_module.EVERY):
         with split("act"):
-            time.go(0.5 if step % split_module.EVERY == 0 else 77.0)
+            time.go(0.5 if step % timer_module.EVERY == 0 else 77.0)
         split.next_vec_step()
     assert Event.made == 4, "two vec steps are measured, by two events each"
     assert split.metrics() == pytest.approx({"time/act_ms": 500.0})
@@ -148,15 +149,9 @@ def test_training_time_leaves_out_what_compiles(
     """The first vec step takes a minute, the others a second; the first three rounds of updates take an hour each."""
     recipe = small(total_vec_steps=12)
     recipe = replace(recipe, pace=replace(recipe.pace, warmup_vec_steps=2))
-    run = Run.build(recipe, tmp_path / "run", None)
-    time, step_env, make_updates = Time(), run.env.step, EagerLearner._updates
-    run.clock = Clock(read=time.perf_counter)
+    time, make_updates = Time(), EagerLearner._updates
     made = 0  # rounds of updates
     monkeypatch.setattr(EagerLearner, "ready", lambda self, count: count == 0 or made >= 3)
-
-    def step(action: torch.Tensor) -> Any:
-        time.go(60.0 if run.vec_steps == 0 else 1.0)
-        return step_env(action)
 
     def updates(learner: EagerLearner, count: int) -> Any:
         nonlocal made
@@ -165,13 +160,20 @@ def test_training_time_leaves_out_what_compiles(
         return make_updates(learner, count)
 
     monkeypatch.setattr(EagerLearner, "_updates", updates)
-    run.env.step = step  # type: ignore[method-assign]
     seconds = []
-    for _ in vec_steps(run, overlap=overlap):
-        seconds.append(run.clock.seconds())
-        if run.vec_steps == 12:
-            break
-    run.close()
+    with open_run(recipe, tmp_path / "run", None) as (journal, parts):
+        journal.clock, step_env = Clock(read=time.perf_counter), parts.env.step
+
+        def step(action: torch.Tensor) -> Any:
+            time.go(60.0 if journal.vec_steps == 0 else 1.0)
+            return step_env(action)
+
+        parts.env.step = step  # type: ignore[method-assign]
+        loop = overlap_module.vec_steps if overlap else in_turns
+        for _ in loop(journal, parts, parts.learner(journal)):
+            seconds.append(journal.clock.seconds())
+            if journal.finished:
+                break
     # Updates are owed after the third vec step; under overlap they are made during the next one.
     late = 1 if overlap else 0
     counted = [max(0, step - 5 - late) for step in range(1, 12)]
