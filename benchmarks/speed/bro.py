@@ -23,6 +23,7 @@ from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
+from fleetfoot.system import resolve_device
 from fleetfoot.topologies.multi_seed.replay import build_replay
 from fleetfoot.topologies.multi_seed.vmap import stack
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.replay.ring import TRUNCATED, Ring
 from fleetfoot.topologies.multi_seed.columns import put_columns, put_finals, take_columns
 

@@ -104,7 +104,7 @@ class Learner:
             precision=recipe.precision,
             mode=recipe.execution,
             device=device,
-            split=self.journal.timer,
+            timer=self.journal.timer,
         )
         self.owed = 0  # updates under way
         self.rows_received = self.rows_learned = 0

@@ -213,7 +213,7 @@ class Learner(Stage):
             precision=self.recipe.precision,
             mode=self.recipe.execution,
             device=self.device,
-            split=self.timer,
+            timer=self.timer,
         )
 
     def _learn(self, updates: int) -> None:
