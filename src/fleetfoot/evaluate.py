@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv
-from fleetfoot.errors import UserError
 
 CHECK_EVERY = (
     16  # steps between looks at whether all episodes are over: each look waits for the device
@@ -30,6 +29,9 @@ class EvaluationConfig:
     """Longest evaluation, for tasks without a time limit."""
     diagnose: bool = False
     """Examine the learner too: overestimation, dormant units, effective rank, norms. It does not change the run."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "evaluation", every_vec_steps=0, episodes=1, max_vec_steps=1)
 
 
 class Belief(NamedTuple):
@@ -75,8 +77,6 @@ class Evaluator:
     """Environments that serve evaluation alone, and begin the same way every time where the simulator allows it."""
 
     def __init__(self, config: EnvConfig, cfg: EvaluationConfig, seed: int, device: torch.device):
-        if cfg.episodes < 1:
-            raise UserError(f"evaluation.episodes must be at least 1, not {cfg.episodes}.")
         self.cfg = cfg
         self.env = config.for_evaluation().build(cfg.episodes, seed, device)
         self.env.reset()
