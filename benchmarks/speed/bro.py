@@ -18,13 +18,13 @@ from fleetfoot import api, recipes
 from fleetfoot.agents.contract import Agent
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution.learner import Precision, learner
+from fleetfoot.execution import Precision, make_learner
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
 from fleetfoot.system import resolve_device
-from fleetfoot.topologies.multi_seed.loop import joint_replay
+from fleetfoot.topologies.multi_seed.replay import build_replay
 from fleetfoot.topologies.multi_seed.vmap import stack
 
 OBS, ACTIONS, ROWS, FILLED = 24, 6, 128, 1_000
@@ -123,16 +123,17 @@ def alone(recipe: Recipe, device: torch.device) -> Callable[[int], None]:
 
 def together(recipe: Recipe, device: torch.device, seeds: int) -> Callable[[int], None]:
     small = replace(recipe, replay=replace(recipe.replay, capacity=FILLED))
-    replay = joint_replay(small, spec_of(device), range(seeds))
+    replay = build_replay(small, range(seeds), spec_of(device))
     fill(replay, seeds, device)
-    agent = stack(built(recipe, device, 0), [built(recipe, device, s) for s in range(seeds)])
+    agent = built(recipe, device, 0)
+    stack(agent, [built(recipe, device, seed) for seed in range(seeds)])
     return updates(agent, replay, device, recipe.precision)
 
 
 def updates(
     agent: Agent, replay: Replay, device: torch.device, precision: Precision
 ) -> Callable[[int], None]:
-    learn = learner(agent, replay, ROWS, precision=precision, mode="auto", device=device)
+    learn = make_learner(agent, replay, ROWS, precision=precision, mode="auto", device=device)
 
     def update(count: int) -> None:
         for _ in range(count // 2):

@@ -242,7 +242,7 @@ def test_sets_joined_are_the_single_ones(repeat: int) -> None:
     config = EnvPoolConfig(task="Hopper-v5", max_episode_steps=25, action_repeat=repeat)
     actions = script(40, 3, 3)
     joined = ConcatVecEnv([config.build(1, seed, CPU) for seed in range(3)], CPU)
-    assert all(isinstance(part, TwoHalves) for part in joined.parts)
+    assert all(isinstance(part, TwoHalves) for part in joined.sets)
     first = joined.reset().actor
     steps = [joined.step(action) for action in actions]
     for row in range(3):
