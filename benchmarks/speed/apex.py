@@ -23,7 +23,7 @@ from fleetfoot.data import Discrete, Obs
 from fleetfoot.envs.atari import FRAME_SKIP, AtariConfig
 from fleetfoot.errors import UserError
 from fleetfoot.topologies.apex.actor import Actor
-from fleetfoot.topologies.ray.cluster import pack_recipe, to_arrays
+from fleetfoot.topologies.ray.transport import pack_recipe, to_arrays
 
 
 def bench_apex(
@@ -76,8 +76,9 @@ def bench_apex(
 
 
 def _actor(recipe: Any, *, bf16: bool) -> tuple[Actor, Any]:
-    actor = Actor(pack_recipe(recipe), 0, 1, 0)
-    actor.start(1, True, bf16)
+    topology = replace(recipe.topology, actors=1, acting="bf16" if bf16 else "float32")
+    actor = Actor(pack_recipe(replace(recipe, topology=topology)), number=0, incarnation=0)
+    actor.start()
     weights = {name: value.float() for name, value in actor.agent.behaviour.state_dict().items()}
     return actor, to_arrays({"behaviour": weights})
 

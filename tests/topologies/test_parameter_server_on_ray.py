@@ -25,7 +25,7 @@ from fleetfoot.topologies.gorila.bundle import Report
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 from fleetfoot.topologies.gorila.replica import flatten
-from fleetfoot.topologies.ray.cluster import Restarts
+from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import CrashingConfig
 from support.gorila import small

@@ -17,8 +17,8 @@ from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.gorila.bundle import CARRIED_STATE, Bundle, Report, bundle_seeds
 from fleetfoot.topologies.gorila.ray_server import RayServer, call_remote
 from fleetfoot.topologies.gorila.server import Server, ShardSlice
-from fleetfoot.topologies.ray.cluster import PackedRecipe, pack_recipe, remote, unpack_recipe
-from fleetfoot.topologies.ray.workers import Workers
+from fleetfoot.topologies.ray.transport import PackedRecipe, pack_recipe, unpack_recipe
+from fleetfoot.topologies.ray.workers import Workers, remote
 
 if TYPE_CHECKING:
     from fleetfoot.topologies.gorila.loop import ParameterServerConfig
@@ -79,7 +79,11 @@ class BundleFleet:
         gpus = cfg.ray.gpus_of(recipe.torch_device()) / cfg.bundles
         self.bundle_class = remote(ray, RayBundle, cpus=cfg.ray.worker_cpus, gpus=gpus)
         self.workers = Workers(
-            ray, self._launch, lives=[0] * cfg.bundles, name=self._name, restarts=server.restarts
+            ray,
+            self._launch,
+            incarnations=[0] * cfg.bundles,
+            name=self._name,
+            restarts=server.restarts,
         )
         self.carried_states: list[dict[str, Any] | None] = [None] * cfg.bundles
         self.saved_states: list[Any] = [None] * cfg.bundles  # to start with
@@ -89,12 +93,12 @@ class BundleFleet:
         self.server_lost = False  # as a bundle reported
 
     def _name(self, index: int) -> str:
-        seed = bundle_seeds(self.recipe.seed, index, self.workers.lives[index]).env
+        seed = bundle_seeds(self.recipe.seed, index, self.workers.incarnations[index]).env
         return f"bundle {index} (environments of seed {seed})"
 
     def _launch(self, index: int) -> tuple[Any, Any]:
         """A bundle that starts from its saved state, or takes over from a lost one."""
-        incarnation = self.workers.lives[index]
+        incarnation = self.workers.incarnations[index]
         bundle = self.bundle_class.remote(self.packed, self.server.slices, index, incarnation)
         state, self.saved_states[index] = self.saved_states[index], None
         carried_state = self.carried_states[index] if state is None else None
@@ -166,7 +170,7 @@ class BundleFleet:
             "server": server,
             "bundles": bundles,
             "generation": self.server.generation + 1,
-            "incarnations": list(self.workers.lives),
+            "incarnations": list(self.workers.incarnations),
             "turns": list(self.idle),
         }
         return state | ({"replay": replays} if with_replay else {})
@@ -185,7 +189,7 @@ class BundleFleet:
         """Call before `start`."""
         self.server.resume(state["server"], state["generation"])
         self.idle = deque(state["turns"])
-        self.workers.lives[:] = state["incarnations"]
+        self.workers.incarnations[:] = state["incarnations"]
         bundles = state["bundles"]
         self.carried_states = [{name: b[name] for name in CARRIED_STATE} for b in bundles]
         replays = state.pop("replay", [None] * self.cfg.bundles)

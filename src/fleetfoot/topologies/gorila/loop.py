@@ -33,7 +33,8 @@ from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.ray_server import RayServer
 from fleetfoot.topologies.gorila.replica import Replica
 from fleetfoot.topologies.gorila.server import LAG_BINS, GradientStats
-from fleetfoot.topologies.ray.cluster import RayConfig, Restarts, cluster
+from fleetfoot.topologies.ray.cluster import RayConfig, cluster
+from fleetfoot.topologies.ray.workers import Restarts
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,8 @@ from fleetfoot.topologies.gorila.server import (
     ShardSlice,
     shard_slices,
 )
-from fleetfoot.topologies.ray.cluster import Restarts, died, load_ray, remote
+from fleetfoot.topologies.ray.cluster import load_ray
+from fleetfoot.topologies.ray.workers import Restarts, died, remote
 
 if TYPE_CHECKING:
     from fleetfoot.topologies.gorila.loop import ParameterServerConfig
