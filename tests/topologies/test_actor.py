@@ -290,13 +290,14 @@ def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
             return SimpleNamespace(start=SimpleNamespace(remote=start), collect=collect)
 
     fake, received = FakeRay(), [100]
+    notes: list[str] = []
     fleet = ActorFleet(
         fake,
         pack_recipe(few("apex_dqn/cartpole")),
         ActorLearnerConfig(actors=1, block_vec_steps=5),
         incarnations=[7],
         received=received,
-        restarts=Restarts(10, [].append),
+        restarts=Restarts(10, notes.append),
     )
     fleet.workers.launch_all()
     fleet.request_blocks()
@@ -308,9 +309,9 @@ def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
     assert fleet.next_block(0.0) is None, "it has failed"
     assert fake.launched == [(7, 100), (8, 110)]
     fleet.request_blocks()
-    block = fleet.next_block(0.0)
-    assert block is not None
-    assert (block.incarnation, block.sequence) == (8, 0)
+    first = fleet.next_block(0.0)
+    assert first is not None
+    assert (first.incarnation, first.sequence) == (8, 0)
     fleet.next_sequence[0] = 5
     with pytest.raises(RuntimeError, match="actor 0 sent block 1 out of order"):
         fleet.next_block(0.0)
