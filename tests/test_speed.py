@@ -325,11 +325,11 @@ def test_bf16_is_autocast_around_an_update_and_nowhere_else() -> None:
         assert not torch.is_autocast_cache_enabled()
         return batch
 
-    wrapped = updater(SimpleNamespace(update=update), precision="bf16", mode="eager", device=CPU)  # type: ignore[arg-type]
+    wrapped = updater(SimpleNamespace(update=update), precision="bf16", mode="eager", device=CPU)
     assert wrapped(1) == 1  # type: ignore[comparison-overlap]
     assert seen == [(True, torch.bfloat16)]
     assert not torch.is_autocast_enabled("cpu")
-    same = updater(SimpleNamespace(update=update), precision="float32", mode="eager", device=CPU)  # type: ignore[arg-type]
+    same = updater(SimpleNamespace(update=update), precision="float32", mode="eager", device=CPU)
     assert same is update
 
 
@@ -337,7 +337,7 @@ def test_the_precision_of_a_run_before_does_not_stay() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        updater(SimpleNamespace(update=None), precision="tf32", mode="eager", device=CPU)  # type: ignore[arg-type]
+        updater(SimpleNamespace(update=None), precision="tf32", mode="eager", device=CPU)
         assert torch.get_float32_matmul_precision() == "highest", "a CPU knows no tf32"
     finally:
         torch.set_float32_matmul_precision(before)

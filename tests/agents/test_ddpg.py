@@ -206,7 +206,7 @@ def test_published_distance_is_the_binary_cross_entropy() -> None:
     wanted = nn.functional.binary_cross_entropy(probs, target.expand_as(probs), reduction="none")
     torch.testing.assert_close(published, wanted.mean(-1))
     sure = torch.tensor([[[100.0, 0.0, 0.0]]], requires_grad=True)
-    DDPG.binary_cross_entropy(sure, torch.zeros(1, 3)).sum().backward()
+    DDPG.binary_cross_entropy(sure, torch.zeros(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
     assert sure.grad is not None
     assert bool(torch.isfinite(sure.grad).all())
 

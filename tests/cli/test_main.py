@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -205,7 +206,7 @@ def test_a_full_disk_gets_one_line_and_leaves_no_folder(
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(folders.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     said = refusal(capsys, "train", TINY, "--no-video", "--folder", "run")
     assert said == "fleetfoot: cannot write run/recipe.json: No space left on device.\n"
     assert not Path("run").exists()
@@ -220,7 +221,7 @@ def test_a_run_that_cannot_be_written_to_is_not_resumed(
     def no_locks(file: object, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(folders.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     assert "cannot write run: No locks available" in refusal(capsys, "resume", "run", "--restart")
 
 

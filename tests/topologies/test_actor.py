@@ -294,7 +294,7 @@ def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
         fake,
         pack_recipe(few("apex_dqn/cartpole")),
         ActorLearnerConfig(actors=1, block_vec_steps=5),
-        Restarts(10, [].append),
+        Restarts(10, list[str]().append),
         {"incarnations": [6], "lines": [100]},
     )
     fleet.workers.launch_all()

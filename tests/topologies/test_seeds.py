@@ -113,7 +113,7 @@ def short(name: str, **changes: Any) -> Recipe:
     return replace(
         recipe,
         explorer=replace(changes.pop("explorer", recipe.explorer), random_vec_steps=3),
-        agent=replace(recipe.agent, **changes.pop("agent", {})),
+        agent=replace(any_agent(recipe), **changes.pop("agent", {})),
         pace=PaceConfig(updates_per_vec_step=2, warmup_vec_steps=5),
         evaluation=EvaluationConfig(every_vec_steps=0, episodes=2, max_vec_steps=5),
         log=LogConfig(every_vec_steps=5, console=False, tensorboard=False),

@@ -32,7 +32,10 @@ from fleetfoot.run.journal import Journal, Subject
 from fleetfoot.topologies.multi_seed import seeds as multi_seed
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 
-NETS = {"policy_net": MLPConfig(hidden=(16,)), "critic_net": MLPConfig(hidden=(16,))}
+NETS: dict[str, Any] = {
+    "policy_net": MLPConfig(hidden=(16,)),
+    "critic_net": MLPConfig(hidden=(16,)),
+}
 
 
 @part
@@ -85,7 +88,8 @@ def tiny(name: str = "fast_td3/pendulum", **changes: Any) -> Recipe:
     """Seven vec steps with two updates each."""
     recipe = recipes.get(name)
     if "agent" not in changes:
-        changes["agent"] = replace(recipe.agent, **NETS)
+        agent: Any = recipe.agent
+        changes["agent"] = replace(agent, **NETS)
     recipe = replace(
         recipe,
         pace=PaceConfig(updates_per_vec_step=2, warmup_vec_steps=5),

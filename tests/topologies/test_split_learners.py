@@ -174,7 +174,12 @@ def test_statistics_take_in_each_transition_once_and_travel_with_the_weights(
 ) -> None:
     runs: list[Threads] = []
     true = Threads.stop
-    monkeypatch.setattr(Threads, "stop", lambda run: (runs.append(run), true(run)))
+
+    def stop(run: Threads) -> None:
+        runs.append(run)
+        true(run)
+
+    monkeypatch.setattr(Threads, "stop", stop)
     train(at_once(), tmp_path / "run")
     (run,) = runs
     agents = [run.stages[name].agent for name in ("actor", "critic", "policy")]
@@ -289,7 +294,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a uniform replay"):
         train(replace(at_once(), topology=LOCKSTEP, replay=prioritised), tmp_path / "a")
     dqn = replace(recipes.get("dqn/cartpole"), topology=SplitLearnersConfig(), device="cpu")
-    with pytest.raises(UserError, match="DQN makes one update of everything"):
+    with pytest.raises(UserError, match="DQN cannot be shared by two learners"):
         train(dqn, tmp_path / "b")
 
 

@@ -264,8 +264,7 @@ def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
     said = capfd.readouterr().err
     for count, name in enumerate(("actor", "critic learner", "policy learner"), start=1):
         assert f"the {name} is lost (its process died); restart {count} of 10" in said
-    critic, policy = looking.ratios(80, 160)
-    assert (critic, policy) == (pytest.approx(8, rel=0.05), pytest.approx(1 / 2, rel=0.05))
+    assert looking.ratios(80, 160) == pytest.approx((8, 1 / 2), rel=0.05)
     state = checkpoint.load(tmp_path / "run").state
     assert state["updates"] == state["agent"]["updates"] == 8 * (160 - 32)
     assert state["policy_updates"] == 4 * (160 - 32)

@@ -1,4 +1,4 @@
-"""Published versions of weights, and those who follow them."""
+"""Published versions of weights, and those who read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fleetfoot.topologies.pql.exchange import Reader, Versions
+from fleetfoot.topologies.pql.exchange import Versions
 
 
 def test_a_version_is_what_the_maker_had_when_it_was_published() -> None:
@@ -33,9 +33,8 @@ def test_a_version_is_what_the_maker_had_when_it_was_published() -> None:
 def test_weights_that_are_learned_and_those_that_follow_have_no_graph_in_common() -> None:
     learned, following = nn.Linear(2, 2), nn.Linear(2, 2)
     versions = Versions(list(learned.parameters()))
-    reader = Reader(versions, list(following.parameters()))
     versions.publish()
-    reader.refresh()
+    versions.copy(list(following.parameters()))
     assert torch.equal(following.weight, learned.weight)
     assert following.weight.requires_grad
     following(torch.ones(1, 2)).sum().backward()
@@ -43,51 +42,27 @@ def test_weights_that_are_learned_and_those_that_follow_have_no_graph_in_common(
     assert following.weight.grad is not None
 
 
-def test_a_reader_knows_its_lag_and_takes_the_newest_version_when_asked() -> None:
+def test_a_reader_gets_the_newest_version_however_many_it_has_missed() -> None:
     made, used = [torch.zeros(1)], [torch.full((1,), -1.0)]
     versions = Versions(made)
-    reader = Reader(versions, used)
-    assert reader.lag() == 0
-    reader.refresh()
-    assert float(used[0]) == -1, "nothing was published, so nothing is copied"
     for number in (1, 2, 3):
         made[0].fill_(number)
         versions.publish()
-        assert reader.lag() == number
-    assert float(used[0]) == -1
-    reader.refresh()
-    assert (float(used[0]), reader.lag()) == (3, 0)
-    used[0].fill_(-2)
-    reader.refresh()
-    assert float(used[0]) == -2, "it has the newest already"
-
-
-def test_readers_follow_at_their_own_speed() -> None:
-    made = [torch.zeros(1)]
-    versions = Versions(made)
-    often, seldom = (Reader(versions, [torch.zeros(1)]) for _ in range(2))
-    for number in (1, 2):
-        made[0].fill_(number)
-        versions.publish()
-        often.refresh()
-    assert (often.lag(), seldom.lag()) == (0, 2)
-    seldom.refresh()
-    assert float(often.tensors[0]) == float(seldom.tensors[0]) == 2
+        assert versions.number == number
+    assert versions.copy(used) == 3
+    assert float(used[0]) == 3
 
 
 def test_agents_without_such_tensors_still_have_versions() -> None:
     versions = Versions([])
-    reader = Reader(versions, [])
     versions.publish()
-    assert reader.lag() == 1
-    reader.refresh()
-    assert reader.lag() == 0
+    assert versions.copy([]) == versions.number == 1
 
 
 def test_a_reader_never_gets_parts_of_two_versions() -> None:
     made = [torch.zeros(50) for _ in range(40)]
+    used = [torch.zeros(50) for _ in range(40)]
     versions = Versions(made)
-    reader = Reader(versions, [torch.zeros(50) for _ in range(40)])
     finished = threading.Event()
 
     def make() -> None:
@@ -99,12 +74,12 @@ def test_a_reader_never_gets_parts_of_two_versions() -> None:
 
     maker = threading.Thread(target=make)
     maker.start()
-    while not finished.is_set() or reader.lag():
-        reader.refresh()
-        values = {float(value) for tensor in reader.tensors for value in (tensor[0], tensor[-1])}
-        assert values == {float(reader.number)}
+    number = 0
+    while not finished.is_set() or number < versions.number:
+        number = versions.copy(used)
+        assert {float(value) for tensor in used for value in (tensor[0], tensor[-1])} == {number}
     maker.join()
-    assert reader.number == 300
+    assert number == 300
 
 
 class Stream:

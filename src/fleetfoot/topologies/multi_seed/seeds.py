@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetfoot import checkpoint
+from fleetfoot.errors import writing
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import clear, has_checkpoint, write_recipe
 from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_not_batched
@@ -18,14 +19,15 @@ from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_
 def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path]:
     """A folder with a recipe for every seed, all at once: whenever the run is killed, it goes on with every seed."""
     hidden = place.parent / f".{place.name}.partial"
-    shutil.rmtree(hidden, ignore_errors=True)
-    for seed in seeds:
-        folder = hidden / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        write_recipe(folder, replace(recipe, seed=seed))
-    if place.exists():
-        place.rmdir()  # it is empty
-    os.replace(hidden, place)
+    with writing(place):
+        shutil.rmtree(hidden, ignore_errors=True)
+        for seed in seeds:
+            folder = hidden / f"seed-{seed}"
+            folder.mkdir(parents=True)
+            write_recipe(folder, replace(recipe, seed=seed))
+        if place.exists():
+            place.rmdir()  # it is empty
+        os.replace(hidden, place)
     return [place / f"seed-{seed}" for seed in seeds]
 
 
