@@ -4,8 +4,8 @@ python benchmarks/flash_sac_gpu.py --out benchmarks/results/flash-sac-learner.js
 
 First the captured updates are compared with eager ones: after the same updates the weights must be the same, but for
 rounding. Then each is timed, batch drawing included, on a replay filled with noise. `--kernels 25` also lists where the
-time of one round of captured updates goes, kernel by kernel. `--horizontal` lets the compiler put small kernels that do
-not depend on each other into one.
+time of one round of captured updates goes, kernel by kernel. `--plain-norm` leaves BatchNorm to the compiler instead of
+kernels of its own. `--horizontal` lets the compiler put small kernels that do not depend on each other into one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from fleetfoot.bench.learner import SIZES, build, compare, forget, matrix_rate, measure
 from fleetfoot.bench.provenance import provenance, write_result
+from fleetfoot.ops import batch_norm
 from fleetfoot.part import UserError
 
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", choices=["float32", "tf32", "bf16"])
     parser.add_argument("--updates", type=int, default=800)
     parser.add_argument("--kernels", type=int, default=0, help="list so many of the slowest")
+    parser.add_argument("--plain-norm", action="store_true")
     parser.add_argument("--horizontal", action="store_true")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -39,6 +41,8 @@ def main() -> None:
     device = torch.device(args.device)
     if args.horizontal:
         torch._inductor.config.combo_kernels = True
+    if args.plain_norm:
+        batch_norm.in_kernels = batch_norm.in_torch
     made = provenance()
     result: dict[str, Any] = {"same_weights": [], "updates": [], "kernels": {}}
     if not args.no_check:
