@@ -84,7 +84,7 @@ def test_three_updates_equal_those_of_plain_layers(spec: dict[str, Any]) -> None
         drawn = policy_noise.normal(ROWS, 2) if update % 2 == 0 else None
         oracle.update(batch, drawn, critic_noise.normal(ROWS, 2))
         agent.update(batch)
-    near = {"atol": 2e-5, "rtol": 2e-4}
+    near: dict[str, Any] = {"atol": 2e-5, "rtol": 2e-4}
     pairs = [(tensors_of(agent.gaussian.net, None), oracle.actor.tensors())]
     for member, critic in enumerate(oracle.critics):
         pairs.append((tensors_of(agent.critic.net, member), critic.tensors()))
@@ -213,7 +213,8 @@ def test_gradients_reach_the_next_observations_through_joint_statistics_alone() 
     (through,) = torch.autograd.grad(loss, later)
     assert float(through.abs().min()) > 0
     actor, both = agent.gaussian, Obs(*[torch.cat([batch.obs.actor, later])] * 2)
-    for fresh in ([], None):
+    modes: tuple[Any, ...] = ([], None)
+    for fresh in modes:
         mean, _ = actor(both, fresh)
         (through,) = torch.autograd.grad(mean[:ROWS].square().sum(), later, allow_unused=True)
         assert (float(through.abs().sum()) > 0) == (fresh is not None)
@@ -267,7 +268,7 @@ def test_the_target_is_that_of_the_member_with_the_smaller_value_row_by_row() ->
 
 def test_the_target_entropy_is_that_of_a_gaussian() -> None:
     agent = make_agent()
-    normal = torch.distributions.Normal(0.0, torch.tensor(0.15, dtype=torch.float64))
+    normal: Any = torch.distributions.Normal(0.0, torch.tensor(0.15, dtype=torch.float64))
     assert agent.target_entropy / 2 == pytest.approx(float(normal.entropy()), abs=1e-6)
     assert agent.target_entropy / 2 == pytest.approx(-0.47818, abs=1e-5)
 

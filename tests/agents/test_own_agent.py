@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from agents.made_up import make_batch, make_spec
 from fleetfoot.api import evaluate_run, resume, train
 from fleetfoot.data import Batch, Transition, UpdateResult
 from fleetfoot.errors import UserError
@@ -20,9 +19,10 @@ from fleetfoot.execution import CapturedLearner, EagerLearner, make_learner
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies import synchronous as synchronous_module
+from support.made_up import make_batch, make_spec
 from support.own_agent import DeclaredTD3, OwnTD3, OwnTD3Config
+from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 from test_speed import noise, parts
-from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

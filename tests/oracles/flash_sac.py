@@ -24,7 +24,8 @@ class Trunk(nn.Module):
             return (tensor if member is None else tensor[member]).detach().clone()
 
         def linear(layer: Any) -> nn.Linear:
-            made = nn.Linear(*layer.weight.shape[-2:], bias=layer.bias is not None)
+            inputs, outputs = layer.weight.shape[-2:]
+            made = nn.Linear(inputs, outputs, bias=layer.bias is not None)
             made.weight.data = own(layer.weight).T.contiguous()
             if layer.bias is not None:
                 made.bias.data = own(layer.bias)
@@ -47,7 +48,8 @@ class Trunk(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(self.first(x))
-        for w1, norm1, w2, norm2 in self.blocks:  # type: ignore[misc]
+        blocks: Any = self.blocks
+        for w1, norm1, w2, norm2 in blocks:
             x = x + F.relu(norm2(w2(F.relu(norm1(w1(x))))))
         x = self.scale * x / torch.sqrt((x**2).mean(1, keepdim=True) + 1e-6)
         out: Tensor = self.head(x)
@@ -62,14 +64,15 @@ class Trunk(nn.Module):
             if isinstance(module, nn.BatchNorm1d):
                 d = len(module.weight)
                 size = (module.weight**2).sum() + (module.bias**2).sum()
-                module.weight *= math.sqrt(d) / torch.sqrt(size + 1e-8)
-                module.bias *= math.sqrt(d) / torch.sqrt(size + 1e-8)
-        self.scale *= math.sqrt(len(self.scale)) / torch.sqrt((self.scale**2).sum() + 1e-8)
+                module.weight.mul_(math.sqrt(d) / torch.sqrt(size + 1e-8))
+                module.bias.mul_(math.sqrt(d) / torch.sqrt(size + 1e-8))
+        self.scale.mul_(math.sqrt(len(self.scale)) / torch.sqrt((self.scale**2).sum() + 1e-8))
 
     def tensors(self) -> list[Tensor]:
         """Weights (as the library stores them) and running statistics, in a fixed order."""
-        found = []
-        for layer in (self.first, self.embed, *(m for b in self.blocks for m in b), self.head):
+        found: list[Any] = []
+        blocks: Any = self.blocks
+        for layer in (self.first, self.embed, *(m for b in blocks for m in b), self.head):
             if isinstance(layer, nn.BatchNorm1d):
                 found += [layer.weight, layer.bias, layer.running_mean, layer.running_var]
             else:
@@ -111,7 +114,7 @@ class Oracle:
         """Actions and log-probabilities of the first rows, as many as there is noise."""
         mean, raw = self.actor(obs)[: len(noise)].chunk(2, dim=1)
         std = torch.exp(-10 + 6 * (1 + torch.tanh(raw)))
-        normal = torch.distributions.Normal(mean, std)
+        normal: Any = torch.distributions.Normal(mean, std)
         u = mean + std * noise
         slope = 2 * (math.log(2.0) - u - F.softplus(-2 * u))
         return torch.tanh(u), (normal.log_prob(u) - slope).sum(1)
@@ -159,8 +162,8 @@ class Oracle:
                 soft = self.z - alpha * log_prob[row]
                 y = batch.reward[row] / self.divisor + batch.discount[row] * soft
                 y = y.clamp(-self.cfg.v_max, self.cfg.v_max)
-                kept = min((head[row] for head in heads), key=lambda p, y=y: float(p @ y))
-                wanted_rows.append(project(kept.tolist(), y.tolist(), self.z.tolist()))
+                kept = min((float(head[row] @ y), i) for i, head in enumerate(heads))[1]
+                wanted_rows.append(project(heads[kept][row].tolist(), y.tolist(), self.z.tolist()))
             target = torch.tensor(wanted_rows)
         losses = []
         for critic in self.critics:

@@ -307,9 +307,9 @@ def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
     assert fleet.next_block(0.0) is None, "it has failed"
     assert fake.launched == [(7, 100), (8, 110)]
     fleet.request_blocks()
-    block = fleet.next_block(0.0)
-    assert block is not None
-    assert (block.incarnation, block.sequence) == (8, 0)
+    first = fleet.next_block(0.0)
+    assert first is not None
+    assert (first.incarnation, first.sequence) == (8, 0)
     assert fleet.state_dict() == {"incarnations": [8], "lines": [110]}
     fleet.next_sequence[0] = 5
     with pytest.raises(RuntimeError, match="actor 0 sent block 1 out of order"):

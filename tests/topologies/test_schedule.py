@@ -12,7 +12,7 @@ from fleetfoot.pace import PaceConfig
 from fleetfoot.topologies.pql.exchange import Order, Setup, Versions
 from fleetfoot.topologies.pql.schedule import Round, Schedule
 from fleetfoot.topologies.pql.stages import Actor, CriticLearner, PolicyLearner, Stage
-from topologies.test_split_learners import short
+from support.runs import short
 
 CPU = torch.device("cpu")
 
