@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 @part
 class SkewedEnvConfig:
     """The pendulum, each of whose steps takes so many seconds; the one number `fails_at` of the environments that
-    train raises, in one actor's first life."""
+    train raises, in one actor's first life, and the one number `waits_at` takes until there is a file `marker`."""
 
     seconds: float = 0.0
     fails_at: int = 0
+    waits_at: int = 0
+    marker: str = ""
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
         env, count = TensorConfig(task="pendulum").build(num_envs, seed, device), 0
@@ -32,6 +35,10 @@ class SkewedEnvConfig:
             count += 1
             if count == self.fails_at:
                 raise ZeroDivisionError("the motor is too hot")
+            stuck = time.monotonic() + 120
+            while count == self.waits_at and not Path(self.marker).exists():
+                assert time.monotonic() < stuck
+                time.sleep(0.01)
             time.sleep(self.seconds)
             return true_step(action)
 
