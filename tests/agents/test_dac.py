@@ -18,10 +18,10 @@ from fleetfoot.data import Continuous, Discrete, Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.nn.controller import ExpConfig
 from fleetfoot.nn.gaussian import Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
+from fleetfoot.nn.scalar import ExpConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 from fleetfoot.run.build import open_run
@@ -122,6 +122,36 @@ def test_the_adjusters_follow_the_divergence() -> None:
         assert (agent.kl_weight() < 1.0) == rises
 
 
+@pytest.mark.parametrize("low", [0.0, 0.5, 1.0])
+def test_pessimism_is_the_policys_and_the_lower_end_of_optimism(low: float) -> None:
+    """Targets keep the smaller critic, as the published code does; b_up = exp(x) - b_low begins at 0.5 - b_low."""
+    agent, batch = make_agent(replace(SMALL, pessimism=low)), make_batch(make_spec())
+    noise = torch.zeros(6, 2)
+    with torch.no_grad():
+        action, log_prob = agent.gaussian.sample(batch.next_obs, noise)
+        smaller = agent.critic_target(batch.next_obs, action)[..., 0].amin(0)
+        y = batch.reward + batch.discount * (smaller - agent.alpha() * log_prob)
+        torch.testing.assert_close(agent.target(batch, noise), y)  # (1)
+        action, log_prob = agent.gaussian.sample(batch.obs, noise)
+        q1, q2 = agent.critic(batch.obs, action)[..., 0]
+        value = (q1 + q2) / 2 - low * (q1 - q2).abs() / 2
+        wanted = (agent.alpha() * log_prob - value).mean()  # (4)
+        assert agent.policy_loss(batch.obs, noise).loss.item() == pytest.approx(
+            wanted.item(), rel=1e-4
+        )
+    assert agent.optimism().item() == pytest.approx(0.5 - low)
+    with torch.no_grad():
+        agent.optimism.get_parameter("raw").fill_(-100.0)
+    assert agent.optimism().item() == pytest.approx(-low), "the lower end"
+    # Near its lower end b_up is pushed up, whatever the divergence says.
+    with torch.no_grad():
+        agent.optimism.get_parameter("raw").fill_(math.log(5e-4))
+    (slope,) = torch.autograd.grad(
+        agent.adjuster_loss(torch.tensor(1.0)), list(agent.optimism.parameters())
+    )
+    assert slope < 0
+
+
 def test_optimism_does_not_collapse_and_may_stay_negative() -> None:
     cfg = replace(SMALL, adjuster_optim=AdamConfig(lr=0.3, beta1=0.5))
     agent = make_agent(cfg)
@@ -195,7 +225,7 @@ def test_the_divergence_settles_at_its_target() -> None:
 def test_the_optimist_goes_where_the_critics_disagree(kind: str) -> None:
     """They disagree on the right half: the optimist's mean ends up to the right of the policy's."""
     delta = DeltaConfig(net=replace(TINY, hidden=(16,)))
-    cfg = replace(SMALL, renew="initial", optimism=ExpConfig(start=1.0, offset=1.0))
+    cfg = replace(SMALL, renew="initial", optimism=ExpConfig(start=2.0))
     cfg = replace(cfg, optimist=delta) if kind == "delta" else cfg
     fast = AdamConfig(lr=3e-3)
     cfg = replace(cfg, policy_optim=fast, optimist_optim=fast)
