@@ -285,6 +285,28 @@ def test_the_optimist_is_renewed(renew: Any) -> None:
     assert agent.step_optimist.steps == 1
 
 
+def actors(agent: DAC) -> tuple[list[Tensor], list[Tensor]]:
+    assert isinstance(agent.optimist, Independent)
+    optimist = agent.optimist.gaussian
+    return list(agent.gaussian.parameters()), list(optimist.parameters())
+
+
+@pytest.mark.parametrize("renew", ["copy", "initial"])
+def test_the_optimist_begins_as_it_is_renewed_also_after_a_full_reset(renew: Any) -> None:
+    agent = make_agent(replace(SMALL, renew=renew, renew_every=0, resets=(9,)))
+
+    def same() -> bool:
+        return all(torch.equal(a, b) for a, b in zip(*actors(agent), strict=True))
+
+    assert same() == (renew == "copy")
+    for seed in range(2):  # 8 env steps
+        agent.observe(make_transition(make_spec(), seed))
+        agent.update(make_batch(make_spec(), seed=seed))
+    assert not same()
+    agent.observe(make_transition(make_spec(), 2))
+    assert same() == (renew == "copy")
+
+
 @pytest.mark.parametrize("cfg", [SMALL, BROConfig(optimist=None, policy_net=TINY)])
 def test_spectral_norms_of_the_target_are_one_while_learning(cfg: Any) -> None:
     net, optim = replace(TINY, spectral_norm=True), replace(cfg.critic_optim, lr=0.1)
