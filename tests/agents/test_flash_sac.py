@@ -398,7 +398,7 @@ def test_a_run_that_goes_on_equals_one_without_a_break(
     assert broken.counters.updates == whole.counters.updates == 45
     assert_same(agent_state(tmp_path / "broken"), agent_state(tmp_path / "whole"))
     policy, _ = load_policy(tmp_path / "broken")
-    for name, value in policy.state_dict().items():
+    for name, value in policy.network.state_dict().items():
         assert torch.equal(value, whole.policy.state_dict()[name])
 
 
