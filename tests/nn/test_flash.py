@@ -97,7 +97,9 @@ def test_projections_bring_everything_to_its_length() -> None:
     net.constrain_()
     for module in net.modules():
         if isinstance(module, UnitLinear):
-            torch.testing.assert_close(module.weight.norm(dim=-2), torch.ones(2, module.weight.shape[-1]))  # fmt: skip
+            torch.testing.assert_close(
+                module.weight.norm(dim=-2), torch.ones(2, module.weight.shape[-1])
+            )
         if isinstance(module, BatchNorm):
             size = module.weight.square().sum(-1) + module.bias.square().sum(-1)
             torch.testing.assert_close(size, torch.full((2,), float(module.weight.shape[-1])))
@@ -128,7 +130,10 @@ def test_the_start() -> None:
     out = net(normal(500, 20), [])
     assert out.std().item() == pytest.approx(1.0, abs=0.2)  # unit rows on features of size 1
     assert float(net.get_submodule("head").bias.abs().max()) == 0.0  # type: ignore[union-attr, operator]
-    assert sum(p.numel() for p in FlashNetConfig().build(245, 101, members=2).parameters()) == 2_286_238  # fmt: skip
+    assert (
+        sum(p.numel() for p in FlashNetConfig().build(245, 101, members=2).parameters())
+        == 2_286_238
+    )
 
 
 def test_rms_norm() -> None:
