@@ -70,10 +70,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
         inner = self.w2(self.norm1(self.w1(x), fresh))
-        if torch.compiler.is_compiling():  # there the sum is part of a kernel
-            out: Tensor = self.norm2(inner, fresh, plus=x)
-            return out
-        return x + self.norm2(inner, fresh)  # so that whoever looks finds units after their ReLU
+        # Compiled, the sum is part of a kernel. Elsewhere whoever looks at units finds them after their ReLU.
+        fused = torch.compiler.is_compiling()
+        out: Tensor = self.norm2(inner, fresh, plus=x if fused else None)
+        return out if fused else x + out
 
 
 class FlashNet(Network):
