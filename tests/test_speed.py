@@ -43,6 +43,7 @@ def agent_configs() -> dict[str, Any]:
     from agents.test_ddpg import CATEGORICAL
     from agents.test_dqn import C51
     from agents.test_fast_td3 import SMALL
+    from agents.test_flash_sac import SMALL as FLASH
 
     moving = AdamWConfig(lr=1e-3, lr_end=1e-4)  # a schedule, so that recorded steps must advance it
     return {
@@ -50,12 +51,13 @@ def agent_configs() -> dict[str, Any]:
         "fast_sac": FastSACConfig(
             v_min=-5.0, v_max=5.0, num_atoms=11, policy_every=2, policy_net=NET, critic_net=NET
         ),
+        "flash_sac": FLASH,
         "ddpg": replace(CATEGORICAL, policy_every=2),
         "dqn": C51,
     }
 
 
-NAMES = ("fast_td3", "fast_sac", "ddpg", "dqn")
+NAMES = ("fast_td3", "fast_sac", "flash_sac", "ddpg", "dqn")
 
 
 def parts(
@@ -147,7 +149,7 @@ def test_means_are_over_those_that_found_a_metric() -> None:
 
 
 def test_generators_of_an_agent() -> None:
-    names = {"fast_td3": 1, "fast_sac": 2, "ddpg": 1, "dqn": 0}
+    names = {"fast_td3": 1, "fast_sac": 2, "flash_sac": 2, "ddpg": 1, "dqn": 0}
     for name, count in names.items():
         agent, replay = parts(name, rows=3)
         assert len(generators(agent)) == count
@@ -183,7 +185,7 @@ def test_no_updates_change_nothing() -> None:
 
 
 @COMPILES
-@pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
+@pytest.mark.parametrize("name", ["fast_td3", "fast_sac", "flash_sac"])
 def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(name: str) -> None:
     """Losses and `replay.gather` compiled: n = 3, terminations, truncations, a critic that sees more."""
     (agent, replay), (other, memory) = parts(name), parts(name)

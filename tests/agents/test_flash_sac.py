@@ -20,6 +20,7 @@ from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig, joint
 from fleetfoot.api import load_policy, resume, train, train_seeds
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Discrete, EnvSpec, Obs
+from fleetfoot.diagnose.units import collected
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
 from fleetfoot.explore import HeldNoiseConfig
@@ -120,7 +121,9 @@ def test_after_every_update_all_weights_are_where_they_belong() -> None:
         for network in (agent.gaussian.net, agent.critic.net):
             assert isinstance(network, FlashNet)
             assert_on_spheres(network)
-    lengths = [m.weight.norm(dim=-2) for m in agent.critic_target.modules() if isinstance(m, UnitLinear)]  # fmt: skip
+    lengths = [
+        m.weight.norm(dim=-2) for m in agent.critic_target.modules() if isinstance(m, UnitLinear)
+    ]
     assert all(float(each.max()) < 1 + 1e-6 for each in lengths)  # inside the sphere, as published
     assert any(float(each.min()) < 1 - 1e-6 for each in lengths)
     projected = make_agent(replace(SMALL, project_target=True))
@@ -199,7 +202,11 @@ def test_losses_change_nothing() -> None:
 def test_only_running_statistics_of_the_online_networks_move() -> None:
     agent = make_agent()
     agent.update(make_batch(rows=ROWS))
-    for network, moved in ((agent.gaussian, True), (agent.critic, True), (agent.critic_target, False)):  # fmt: skip
+    for network, moved in (
+        (agent.gaussian, True),
+        (agent.critic, True),
+        (agent.critic_target, False),
+    ):
         for norm in (m for m in network.modules() if isinstance(m, BatchNorm)):
             assert bool((norm.mean != 0).any()) == moved
             assert bool((norm.variance != 1).any()) == moved
@@ -369,6 +376,20 @@ def test_compiled_equals_eager() -> None:
     for name, value in two.items():
         if value.is_floating_point():
             torch.testing.assert_close(one[name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_diagnoses_see_every_relu_and_change_nothing() -> None:
+    agent, batch = make_agent(), make_batch(rows=ROWS)
+    agent.update(batch)
+    before = copy.deepcopy(agent.state_dict())
+    with collected(agent.critic) as seen:
+        agent.critic(batch.obs, batch.action)
+    assert [tuple(each.shape) for each in seen] == [(2, ROWS, 64), (2, ROWS, 16)] * 2
+    assert all(float(each.min()) == 0.0 for each in seen)
+    found = agent.diagnose(batch, make_batch(rows=ROWS, seed=1))
+    assert 0.0 <= float(found["critic/dormant"]) <= 1.0
+    assert float(found["overfitting"]) > 0.0
+    assert_same(tensors(before), tensors(agent.state_dict()))
 
 
 def small_recipe(**changes: Any) -> Any:
