@@ -11,17 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rates import stretch, wait
+from benchmarks.speed.kernels import slowest_kernels
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
+from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import EagerLearner, Mode, Precision, make_learner
+from fleetfoot.nn.flash import FlashNetConfig
 from fleetfoot.nn.linear import Linear
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.system import resolve_device
 
-Name = Literal["g1", "simba", "humanoid-bench", "isaac", "tiny"]
+Name = Literal[
+    "g1", "simba", "humanoid-bench", "isaac", "tiny", "flash-g1", "flash-g1-large", "flash-tiny"
+]
+Measured = FastTD3 | FlashSAC
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Size:
     critic_obs: int | None
     actions: int
     batch: int
-    agent: FastTD3Config
+    agent: FastTD3Config | FlashSACConfig
     updates: int = 2
     n_step: int = 1
     stored: int = 256 * 1024  # transitions
@@ -45,6 +51,14 @@ SIMBA = FastTD3Config(
     policy_optim=AdamWConfig(weight_decay=0.0),
     critic_optim=AdamWConfig(weight_decay=0.0),
 )
+FLASH_LARGE = FlashSACConfig(
+    policy_net=FlashNetConfig(width=256), critic_net=FlashNetConfig(width=512)
+)
+FLASH_TINY = FlashSACConfig(
+    num_atoms=11,
+    policy_net=FlashNetConfig(width=16, blocks=1),
+    critic_net=FlashNetConfig(width=16, blocks=1),
+)
 SIZES: dict[str, Size] = {
     "g1": Size(1024, 103, 216, 29, 32_768, FastTD3Config(v_min=-10, v_max=10)),
     "simba": Size(128, 151, None, 61, 8_192, SIMBA),
@@ -53,6 +67,9 @@ SIZES: dict[str, Size] = {
         4096, 123, None, 37, 32_768, FastTD3Config(v_min=-10, v_max=10, num_atoms=251), 4, n_step=8
     ),
     "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(num_atoms=11), stored=1024),
+    "flash-g1": Size(4096, 103, 216, 29, 2_048, FlashSACConfig(), 8),
+    "flash-g1-large": Size(4096, 103, 216, 29, 4_096, FLASH_LARGE, 8),
+    "flash-tiny": Size(16, 9, 12, 2, 64, FLASH_TINY, stored=1024),
 }
 
 
@@ -62,15 +79,18 @@ def bench_learner(
     precision: Precision = "bf16",
     updates: int = 100,
     check: bool = False,
+    kernels: int = 0,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Milliseconds per update, batch drawing included, on a replay filled with noise.
 
-    :param sizes: g1 (FastTD3 on Playground's G1), simba, humanoid-bench, isaac, or tiny.
+    :param sizes: g1 (FastTD3 on Playground's G1), simba, humanoid-bench, isaac or tiny; flash-g1 (FlashSAC on the same
+        robot at its published sizes), flash-g1-large or flash-tiny.
     :param modes: eager, compiled, captured.
     :param precision: float32, tf32 or bf16.
     :param updates: Updates timed, at least.
     :param check: Compare captured (or, without a GPU, compiled) updates with eager ones first.
+    :param kernels: List so many of the slowest kernels, on a GPU.
     :param device: auto, cpu, cuda or cuda:K.
     """
     place = resolve_device(device)
@@ -82,6 +102,9 @@ def bench_learner(
     result["updates"] = [
         measure(name, mode, precision, updates, place, rate) for name in sizes for mode in modes
     ]
+    if kernels and place.type == "cuda":
+        for name in sizes:
+            result[f"kernels_{name}"] = profile(SIZES[name], precision, place, kernels)
     return result
 
 
@@ -121,6 +144,17 @@ def measure(
     return row
 
 
+def profile(
+    size: Size, precision: Precision, device: torch.device, most: int
+) -> list[dict[str, Any]]:
+    """The slowest kernels of captured updates."""
+    forget(device)
+    _, _, learn = build(size, "captured", precision, device)
+    for _ in range(5):
+        learn(size.updates)
+    return slowest_kernels(learn, size.updates, most)
+
+
 def compare(name: str, precision: Precision, device: torch.device) -> dict[str, Any]:
     """The largest difference between weights after the same updates, eager and not, beside how far they moved."""
     size = SIZES[name]
@@ -158,7 +192,7 @@ def compare(name: str, precision: Precision, device: torch.device) -> dict[str, 
 
 def build(
     size: Size, mode: Mode, precision: Precision, device: torch.device
-) -> tuple[FastTD3, Replay, EagerLearner]:
+) -> tuple[Measured, Replay, EagerLearner]:
     spec = EnvSpec(
         "noise",
         size.num_envs,
@@ -214,10 +248,17 @@ def noise(spec: EnvSpec, rows: int) -> list[Transition]:
     return [some[t % 8] for t in range(rows)]
 
 
-def flops_of_update(agent: FastTD3, rows: int) -> float:
+def flops_of_update(agent: Measured, rows: int) -> float:
     """Multiplications and additions of the matrix products that one update needs, the policy's share included."""
-    critic, policy = _products(agent.critic.net), _products(agent.policy.net)
+    policy_net = agent.gaussian.net if isinstance(agent, FlashSAC) else agent.policy.net
+    critic, policy = _products(agent.critic.net), _products(policy_net)
     forward_critic, forward_policy = 2 * rows * sum(critic), 2 * rows * sum(policy)
+    if isinstance(agent, FlashSAC):
+        # Both critics, and the policy that learns, see the joint rows. What a BatchNorm learns needs the gradients of
+        # what enters the first product too.
+        critic_update = forward_policy + 2 * forward_critic + 3 * 2 * forward_critic
+        policy_update = 3 * 2 * forward_policy + 2 * forward_critic
+        return critic_update + policy_update / agent.cfg.policy_every
     # Backward: gradients of the weights of all layers, and of what enters all layers but the first.
     critic_update = forward_policy + 2 * forward_critic + 2 * forward_critic - 2 * rows * critic[0]
     through_critic = 2 * forward_critic
@@ -251,6 +292,6 @@ def forget(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _weights(agent: FastTD3) -> Tensor:
+def _weights(agent: Measured) -> Tensor:
     both = [*agent.critic.parameters(), *agent.policy.parameters()]
     return torch.cat([parameter.detach().flatten().clone() for parameter in both])

@@ -317,6 +317,62 @@ class AsSampled(_Drawing[_RandomVector]):
 
 
 @part
+class HeldNoiseConfig:
+    """The behaviour network's own samples, with noise that is held for k vec steps at a time (FlashSAC).
+
+    k follows a truncated zeta law: P(k) is proportional to k^-exponent, k = 1..longest. The end of an episode changes
+    nothing.
+    """
+
+    exponent: float = 2.0
+    longest: int = 16
+    shared: bool = True
+    """One k for all environments, as published: all draw new noise, each its own, at the same vec step. False: a k for
+    each."""
+    random_vec_steps: int = 0
+    """Uniformly random actions for so many vec steps at the start."""
+
+    def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> HeldNoise:
+        if self.longest < 1:
+            raise UserError(f"explorer.longest must be at least 1, not {self.longest}.")
+        return HeldNoise(self, _RandomVector(spec, self.random_vec_steps, seed, device))
+
+
+class HeldNoise(AsSampled):
+    """Hands the behaviour network the same noise for several vec steps."""
+
+    def __init__(self, cfg: HeldNoiseConfig, random: _RandomVector):
+        super().__init__(random)
+        device, runs = random.device, 1 if cfg.shared else random.num_envs
+        odds = torch.arange(1, cfg.longest + 1, dtype=torch.float64) ** -cfg.exponent
+        self.ends = (odds.cumsum(0) / odds.sum())[:-1].to(device, torch.float32)
+        self.held = torch.zeros(random.shape, device=device)
+        self.left = torch.zeros(runs, 1, dtype=torch.int64, device=device)  # vec steps
+
+    def noise(self) -> tuple[Tensor, ...]:
+        # Drawn at every step and kept where needed: the stream does not depend on data, nothing waits for the device.
+        fresh, length = self.random.normal(), self._lengths()
+        over = self.left == 0
+        self.held = torch.where(over, fresh, self.held)
+        self.left = torch.where(over, length, self.left) - 1
+        return (self.held,)
+
+    def _lengths(self) -> Tensor:
+        share = torch.rand(
+            self.left.shape, generator=self.random.generator, device=self.random.device
+        )
+        return 1 + torch.searchsorted(self.ends, share, right=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"held": self.held, "left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.held = state["held"].to(self.random.device)
+        self.left = state["left"].to(self.random.device)
+
+
+@part
 class EpsilonAnnealConfig:
     """Epsilon-greedy, one epsilon for all environments, which falls linearly and then stays (DQN, Gorila)."""
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
+from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.replay.ring import TRUNCATED, Ring
 from fleetfoot.topologies.multi_seed.columns import put_columns, put_finals, take_columns
 
@@ -117,6 +117,43 @@ def test_columns_of_a_ring_are_the_ring_they_would_be_alone(
     go_on(more, [again])
     for at, own in enumerate(alone):
         same(read(again, at * width, width), read(own, 0, width))
+
+
+def test_columns_with_stacks_of_frames_are_the_ring_they_would_be_alone() -> None:
+    """Every frame is unlike all others, and wherever an episode begins those before it are blank."""
+    generator = torch.Generator().manual_seed(0)
+
+    def stacks(columns: int) -> Ring:
+        shape = {"obs_shape": (3, 2, 2), "frame_stack": 3, "obs_dtype": torch.uint8}
+        spec = EnvSpec("frames", columns, action=Discrete(4), device=CPU, **shape)  # type: ignore[arg-type]
+        return Ring(spec, 6, compact=False, final_share=1.0, device=CPU)
+
+    whole, alone = stacks(4), [stacks(2), stacks(2)]
+    obs = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
+    for _ in range(11):
+        frame = torch.randint(1, 256, (4, 1, 2, 2), dtype=torch.uint8, generator=generator)
+        following = torch.cat([obs[:, 1:], frame], 1)
+        ended = torch.rand(4, generator=generator) < 0.3
+        never = torch.zeros_like(ended)
+        action = torch.randint(4, (4,), generator=generator)
+        step = Transition(
+            Obs(obs, obs), action, action.float(), never, ended, Obs(following, following), {}
+        )
+        whole.append(step)
+        for number, ring_alone in enumerate(alone):
+            ring_alone.append(some(step, 2 * number, 2))
+        first = torch.cat([torch.zeros_like(obs[:, 1:]), frame.flip(0)], 1)
+        obs = torch.where(ended.view(-1, 1, 1, 1), first, following)
+    again, finals = stacks(4), []
+    for number, ring_alone in enumerate(alone):
+        state = take_columns(whole, 2 * number, 2, ring_alone.finals)
+        copy = stacks(2)
+        copy.load_state_dict(state)
+        same(read(copy, 0, 2), read(ring_alone, 0, 2))
+        assert read(copy, 0, 2)[0].any()
+        finals.append(put_columns(again, 2 * number, 2, state))
+    put_finals(again, finals)
+    same(read(again, 0, 4), read(whole, 0, 4))
 
 
 def test_where_room_is_short_the_newest_last_observations_stay() -> None:

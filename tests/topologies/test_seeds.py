@@ -27,11 +27,12 @@ from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
-from fleetfoot.optim import AdamWConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run import folder as folders
+from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Journal, Subject
 from fleetfoot.topologies.multi_seed.loop import train_batched
 from fleetfoot.topologies.synchronous import SynchronousConfig
@@ -231,6 +232,9 @@ def resumed() -> list[Any]:
         replay=ReplayConfig(capacity=40, n_step=3),
     )
     nets = {"policy_net": BroNetConfig(width=16, blocks=1), "critic_net": BroNetConfig(width=16)}
+    # Learning rates that do not depend on the length of the run, which is not the same for both halves.
+    constant = {"policy_optim": AdamWConfig(), "critic_optim": AdamWConfig()}
+    fast_td3 = short("fast_td3/pendulum", agent=TD3_NETS | constant)
     brc = recipes.get("brc/pendulums")
     brc = replace(bro, env=brc.env, agent=replace(any_agent(brc), normalize_obs=True, **nets))
     return [
@@ -239,8 +243,8 @@ def resumed() -> list[Any]:
         pytest.param(with_resets("dac/pendulum"), id="dac"),
         pytest.param(top, id="sac"),
         pytest.param(brc, id="brc"),
-        pytest.param(short("fast_td3/pendulum", agent=TD3_NETS), id="fast_td3"),
-        pytest.param(short("dqn/catch", agent={"target_every": 6}), id="dqn images"),
+        pytest.param(fast_td3, id="fast_td3"),
+        pytest.param(short("dqn/catch", agent={"critic_optim": AdamConfig()}), id="dqn images"),
     ]
 
 
@@ -267,6 +271,31 @@ def test_seeds_that_go_on_as_one_end_with_the_same_bits(
         assert counts == sorted(set(counts))
         assert counts[-1] == total
         assert len(checkpoint.steps(own)) == recipe.checkpoint.keep
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_ctrl_c_seeds_go_on_as_one_to_the_same_bits(
+    tmp_path: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overlap, updates are still owed when the run stops."""
+    topology = SynchronousConfig(overlap=overlap)
+    recipe = short("fast_td3/pendulum", agent=TD3_NETS, topology=topology)
+    api.train_seeds(recipe, 2, tmp_path / "whole")
+
+    def stops(self: Interrupt, vec_steps: int) -> bool:
+        self.agreed = vec_steps == 8
+        return self.agreed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Interrupt, "stops", stops)
+        stopped = api.train_seeds(recipe, 2, tmp_path / "halves")
+    assert [(r.finished, r.counters.vec_steps) for r in stopped] == [(False, 8)] * 2
+    assert all(result.finished for result in api.resume_seeds(tmp_path / "halves"))
+    for one, other in zip(states(tmp_path / "whole"), states(tmp_path / "halves"), strict=True):
+        apart = ("final", "entry")  # see above
+        assert_equal(
+            *({k: v for k, v in x.items() if not any(a in k for a in apart)} for x in (one, other))
+        )
 
 
 def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Path) -> None:

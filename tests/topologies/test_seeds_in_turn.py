@@ -120,7 +120,9 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        pytest.param(prioritised(), "ProportionalConfig does not draw", id="prioritised"),
+        pytest.param(
+            prioritised(), "ProportionalConfig does not sample uniformly", id="prioritised"
+        ),
         pytest.param(
             tiny(topology=SplitLearnersConfig(lockstep=True)),
             "SplitLearnersConfig spreads one run",

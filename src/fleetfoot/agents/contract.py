@@ -64,9 +64,10 @@ class Recordable(Compilable, Protocol):
     """An agent whose `update` may be recorded as a CUDA graph and replayed."""
 
     @property
-    def periods(self) -> tuple[int, ...]:
+    def periods(self) -> tuple[int | tuple[int, int], ...]:
         """The period, in updates, of everything in `update` that the host decides: `(policy_every, target_every)`,
-        where `updates % period == 0` after counting. `()`: all updates make the same operations. Updates that the same
+        where `updates % period == 0` after counting, or a pair (period, phase), where it is `phase % period`. `()`: all
+        updates make the same operations. Updates that the same
         periods divide share a recording, so an agent may declare this only if the host decides nothing else, and draws
         no random numbers but from the `RandomStream`s among its attributes."""
         ...
@@ -233,21 +234,26 @@ def compiled_methods(agent: Agent) -> tuple[str, ...] | None:
     return names
 
 
-def periods(agent: Agent) -> tuple[int, ...] | None:
-    """None where the agent declares none, so that nobody knows which of its updates are alike."""
+def periods(agent: Agent) -> tuple[tuple[int, int], ...] | None:
+    """Pairs (period, phase); None where the agent declares none: nobody knows which of its updates are alike."""
     declared = getattr(agent, "periods", None)
     if declared is None:
         return None
-    if not (isinstance(declared, tuple) and all(isinstance(p, int) and p > 0 for p in declared)):
+    pairs = (
+        [p if isinstance(p, tuple) else (p, 0) for p in declared]
+        if isinstance(declared, tuple)
+        else [()]
+    )
+    if not all(len(p) == 2 and all(isinstance(n, int) for n in p) and p[0] > 0 for p in pairs):
         raise UserError(
             f"{type(agent).__name__}.periods must be a tuple of numbers of updates, 1 or more each, not {declared!r}."
         )
-    return declared
+    return tuple((period, phase) for period, phase in pairs)
 
 
-def every(period: int, updates: int, count: int) -> tuple[bool, ...]:
-    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`?"""
-    return tuple((updates + i) % period == 0 for i in range(1, count + 1))
+def every(period: int, updates: int, count: int, phase: int = 0) -> tuple[bool, ...]:
+    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`, or `phase` above one?"""
+    return tuple((updates + i - phase) % period == 0 for i in range(1, count + 1))
 
 
 def as_actor_critic(agent: Agent) -> ActorCritic:

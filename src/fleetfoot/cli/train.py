@@ -91,9 +91,12 @@ def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
             print(f"{folder}   not begun")
             continue
         state = checkpoint.load(folder, with_replay=False).state
+        if math.isnan(state["last_return"]):
+            print(f"{folder}   not evaluated yet")
+            continue
         print(f"{folder}   last {state['last_return']:,.1f}, best {state['best_return']:,.1f}")
         returns.append(state["last_return"])
-    if returns:
+    if len(returns) > 1:
         print(f"mean of {len(returns)} seeds: last {sum(returns) / len(returns):,.1f}")
     if all(result.finished for result in results):
         return 0

@@ -29,12 +29,16 @@ def target_copy(network: M, shared: nn.Module) -> M:
 
 
 @torch.no_grad()
-def polyak_(target: Target, source: nn.Module, tau: float) -> None:
-    """target <- (1 - tau) target + tau source, as one fused step.
+def average_(target: Target, source: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau source, as one fused step. Only parameters are averaged."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
 
-    Only parameters are averaged. `constrain_` then does for the target what it does for its source after an optimiser
+
+@torch.no_grad()
+def polyak_(target: Target, source: nn.Module, tau: float) -> None:
+    """`average_`, and then `constrain_`, which does for the target what it does for its source after an optimiser
     step: the average of two points on a sphere lies inside it, and singular vectors (`nn/spectral.py`) follow from the
     weights.
     """
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    average_(target, source, tau)
     target.constrain_()

@@ -49,7 +49,7 @@ def why_not_batched(recipe: Recipe) -> str | None:
     if not isinstance(recipe.topology, TrainsParts):
         return f"{type(recipe.topology).__name__} spreads one run over several workers"
     if not isinstance(recipe.replay.sampler, UniformConfig):
-        return f"{type(recipe.replay.sampler).__name__} does not draw all rows alike"
+        return f"{type(recipe.replay.sampler).__name__} does not sample uniformly"
     return traits(recipe.agent).cannot_stack_reason
 
 

@@ -1,0 +1,105 @@
+"""The networks of FlashSAC (Kim et al. 2026): unit weights, batch-normalised features, a residual stream.
+
+    embedder   x <- W BN(x)
+    block      x <- x + relu(BN2(W2 relu(BN1(W1 x)))),   W1: h -> 4h,  W2: 4h -> h
+    end        x <- RMSNorm(x)
+    head       W_out x + b
+
+Every output unit's weights have length 1, also those of the head; the scale and shift of a BatchNorm and the scale of
+the RMSNorm have, as vectors of width d, length root(d). `constrain_` restores all of it after an optimiser step. No
+layer but the head has a bias. The ReLU comes before the addition, so the stream only grows, and the RMSNorm bounds it.
+The embedder's BatchNorm takes the place of an observation normaliser.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fleetfoot.config import part
+from fleetfoot.nn.batch_norm import BatchNorm
+from fleetfoot.nn.linear import Linear, orthogonal_
+from fleetfoot.nn.network import Network
+from fleetfoot.ops.project import Projector
+
+EXPANSION = 4
+
+
+@part
+class FlashNetConfig:
+    width: int = 256
+    blocks: int = 2
+
+    def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
+        return FlashNet(self, inputs, outputs, ensemble_size)
+
+
+class UnitLinear(Linear):
+    """Orthogonal weights at first. The bias is free."""
+
+    def __init__(self, inputs: int, outputs: int, ensemble_size: int | None, bias: bool = False):
+        super().__init__(inputs, outputs, ensemble_size, bias=bias)
+        orthogonal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / root(mean(x^2) + eps) * weight over the last axis, in float32, with a weight per member."""
+
+    def __init__(self, width: int, ensemble_size: int | None, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(
+            torch.ones((width,) if ensemble_size is None else (ensemble_size, width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.float()
+        scale = (features.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (features * scale * self.weight.unsqueeze(-2)).to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, ensemble_size: int | None):
+        super().__init__()
+        self.w1 = UnitLinear(width, EXPANSION * width, ensemble_size)
+        self.norm1 = BatchNorm(EXPANSION * width, ensemble_size, relu=True)
+        self.w2 = UnitLinear(EXPANSION * width, width, ensemble_size)
+        self.norm2 = BatchNorm(width, ensemble_size, relu=True)
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
+        out: Tensor = self.norm2(self.w2(self.norm1(self.w1(x), fresh)), fresh, plus=x)
+        return out
+
+
+class FlashNet(Network):
+    batch_statistics = True
+
+    def __init__(self, cfg: FlashNetConfig, inputs: int, outputs: int, ensemble_size: int | None):
+        super().__init__()
+        self.norm = BatchNorm(inputs, ensemble_size)
+        self.embed = UnitLinear(inputs, cfg.width, ensemble_size)
+        self.blocks = nn.ModuleList(Block(cfg.width, ensemble_size) for _ in range(cfg.blocks))
+        self.end = RMSNorm(cfg.width, ensemble_size)
+        self.head = UnitLinear(cfg.width, outputs, ensemble_size, bias=True)
+        self.constrain_()
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        x = self.embed(self.norm(x, fresh))
+        for block in self.blocks:
+            x = block(x, fresh)
+        out: Tensor = self.head(self.end(x))
+        return out
+
+    def constrain_(self) -> None:
+        self._projector()
+
+    @cached_property
+    def _projector(self) -> Projector:
+        modules = list(self.modules())
+        weights = [m.weight for m in modules if isinstance(m, UnitLinear)]
+        together = [(m.weight, m.bias) for m in modules if isinstance(m, BatchNorm)]
+        return Projector(weights, [*together, (self.end.weight,)])
