@@ -148,8 +148,8 @@ def test_the_check_refuses_weights_that_part(monkeypatch: pytest.MonkeyPatch) ->
 def test_floating_point_operations_by_hand() -> None:
     """One linear layer each: obs 5 (7 for the critic), 2 actions, 11 atoms, 2 heads, 64 rows."""
     size = bench_learner.SIZES["tiny"]
-    cfg: Any = size.agent
-    flat = replace(cfg, policy_net=MLPConfig(hidden=()), critic_net=MLPConfig(hidden=()))
+    agent_config: Any = size.agent
+    flat = replace(agent_config, policy_net=MLPConfig(hidden=()), critic_net=MLPConfig(hidden=()))
     agent, *_ = bench_learner.build(
         replace(size, agent=flat), "eager", "float32", torch.device("cpu")
     )

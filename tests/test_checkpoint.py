@@ -649,7 +649,7 @@ def test_config() -> None:
     assert [step for step in range(31) if config.due(step)] == [0, 10, 20, 30]
     assert not CheckpointConfig(every_vec_steps=0).due(10)
     assert from_json(to_json(config)) == config
-    with pytest.raises(UserError, match="keep is 0"):
+    with pytest.raises(UserError, match="keep must be at least 1, not 0"):
         CheckpointConfig(keep=0)
-    with pytest.raises(UserError, match="every_vec_steps is -1"):
+    with pytest.raises(UserError, match="every_vec_steps must be at least 0"):
         CheckpointConfig(every_vec_steps=-1)

@@ -417,7 +417,7 @@ def test_config_builds_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_config_refuses_nonsense() -> None:
-    with pytest.raises(UserError, match="every_vec_steps is 0"):
+    with pytest.raises(UserError, match="every_vec_steps must be at least 1"):
         LogConfig(every_vec_steps=0)
-    with pytest.raises(UserError, match="console_seconds is -1"):
+    with pytest.raises(UserError, match="console_seconds must be at least 0, not -1"):
         LogConfig(console_seconds=-1)

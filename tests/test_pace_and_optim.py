@@ -35,7 +35,7 @@ def test_updates_add_up_to_the_ratio(ratio: float, warmup: int, steps: int) -> N
 
 
 def test_negative_ratio() -> None:
-    with pytest.raises(UserError, match="0 or more"):
+    with pytest.raises(UserError, match="must be at least 0"):
         PaceConfig(updates_per_vec_step=-1.0).build()
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv
-from fleetfoot.errors import UserError
 
 # Vec steps between two checks whether all episodes have ended: each check waits for the device.
 CHECK_EVERY = 16
@@ -31,6 +30,9 @@ class EvaluationConfig:
     """Limit on the length of an evaluation, for tasks without a time limit."""
     diagnose: bool = False
     """Measure the learner too: overestimation, dormant units, effective rank, norms. This does not change the run."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "evaluation", every_vec_steps=0, episodes=1, max_vec_steps=1)
 
 
 class QEstimate(NamedTuple):
@@ -80,8 +82,6 @@ class Evaluator:
     """The evaluation environments. Every evaluation starts from the same states, if the simulator can save them."""
 
     def __init__(self, config: EnvConfig, cfg: EvaluationConfig, seed: int, device: torch.device):
-        if cfg.episodes < 1:
-            raise UserError(f"evaluation.episodes must be at least 1, not {cfg.episodes}.")
         self.cfg = cfg
         self.env = config.for_evaluation().build(cfg.episodes, seed, device)
         self.env.reset()

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.errors import UserError
 from fleetfoot.rng import generator_state, restore_generator
@@ -110,8 +110,6 @@ class _Random:
     """A generator of its own, and a count of the uniformly random steps at the start."""
 
     def __init__(self, spec: EnvSpec, random_vec_steps: int, seed: int, device: torch.device):
-        if random_vec_steps < 0:
-            raise UserError(f"explorer.random_vec_steps must be 0 or more, not {random_vec_steps}.")
         self.num_envs = spec.num_envs
         self.device = device
         self.random_left = random_vec_steps
@@ -247,12 +245,10 @@ class NoiseLadderConfig:
     random_vec_steps: int = 0
     """Uniformly random actions for so many vec steps at the start."""
 
+    def __post_init__(self) -> None:
+        at_least(self, "explorer", std_min=0, std_max=self.std_min, first=0, random_vec_steps=0)
+
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> NoiseLadder:
-        if not 0 <= self.std_min <= self.std_max:
-            raise UserError(
-                "explorer.std_min and std_max must satisfy 0 <= std_min <= std_max, "
-                f"not {self.std_min} and {self.std_max}."
-            )
         check_rungs(self.first, self.total, spec)
         return NoiseLadder(self, spec, seed, device)
 
@@ -296,6 +292,9 @@ class AsSampledConfig:
 
     random_vec_steps: int = 0
     """Uniformly random actions for so many vec steps at the start."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "explorer", random_vec_steps=0)
 
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> AsSampled:
         return AsSampled(_RandomVector(spec, self.random_vec_steps, seed, device))
@@ -385,16 +384,15 @@ class EpsilonAnnealConfig:
     random_vec_steps: int = 0
     """Uniformly random actions for so many vec steps at the start."""
 
-    def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonAnneal:
+    def __post_init__(self) -> None:
+        at_least(self, "explorer", over_vec_steps=1, random_vec_steps=0)
         if not (0.0 <= self.start <= 1.0 and 0.0 <= self.end <= 1.0):
             raise UserError(
                 "explorer.start and end are shares of random actions and lie between 0 and 1, "
                 f"not {self.start} and {self.end}."
             )
-        if self.over_vec_steps < 1:
-            raise UserError(
-                f"explorer.over_vec_steps must be at least 1, not {self.over_vec_steps}."
-            )
+
+    def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonAnneal:
         return EpsilonAnneal(self, _RandomChoice(spec, self.random_vec_steps, seed, device))
 
 
@@ -444,12 +442,12 @@ class EpsilonLadderConfig:
     random_vec_steps: int = 0
     """Uniformly random actions for so many vec steps at the start."""
 
+    def __post_init__(self) -> None:
+        at_least(self, "explorer", alpha=0, first=0, random_vec_steps=0)
+        if not 0.0 <= self.epsilon <= 1.0:
+            raise UserError(f"explorer.epsilon must lie between 0 and 1, not {self.epsilon}.")
+
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonLadder:
-        if not (0.0 <= self.epsilon <= 1.0 and self.alpha >= 0.0):
-            raise UserError(
-                "explorer.epsilon must lie between 0 and 1 and explorer.alpha be 0 or more, "
-                f"not {self.epsilon} and {self.alpha}."
-            )
         total = check_rungs(self.first, self.total, spec)
         rungs = ladder(self.epsilon, self.alpha, total)[self.first : self.first + spec.num_envs]
         random = _RandomChoice(spec, self.random_vec_steps, seed, device)
@@ -478,6 +476,9 @@ class GreedyConfig:
 
     random_vec_steps: int = 0
     """Uniformly random actions for so many vec steps at the start."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "explorer", random_vec_steps=0)
 
     def build(self, spec: EnvSpec, *, seed: int, device: torch.device) -> EpsilonLadder:
         """A ladder of which every rung is zero."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetfoot.config import part
-from fleetfoot.errors import UserError
+from fleetfoot.config import at_least, part
 
 
 @part
@@ -17,11 +16,10 @@ class PaceConfig:
     warmup_vec_steps: int = 10
     """Vec steps collected before the first update."""
 
+    def __post_init__(self) -> None:
+        at_least(self, "pace", updates_per_vec_step=0, warmup_vec_steps=0)
+
     def build(self) -> Pace:
-        if not 0 <= self.updates_per_vec_step < float("inf"):
-            raise UserError(
-                f"pace.updates_per_vec_step must be 0 or more, not {self.updates_per_vec_step}."
-            )
         return Pace(self)
 
     def updates_after(self, vec_steps: int) -> int:

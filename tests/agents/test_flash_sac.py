@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.contract import every, periods
-from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig
+from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig, joint
 from fleetfoot.api import load_policy, resume, train, train_seeds
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Discrete, EnvSpec, Obs
@@ -63,8 +63,6 @@ def make_agent(cfg: FlashSACConfig = SMALL, seed: int = 0, **spec: Any) -> Flash
 
 def rows_of(agent: FlashSAC, batch: Batch, noise: Tensor) -> Tensor:
     """The target distributions of a batch."""
-    from fleetfoot.agents.flash_sac import joint
-
     with torch.no_grad():
         action, log_prob = agent.gaussian.sample(batch.next_obs, noise)
         obs, both = joint(batch.obs, batch.next_obs), torch.cat([batch.action, action])
@@ -215,8 +213,8 @@ def test_gradients_reach_the_next_observations_through_joint_statistics_alone() 
     (through,) = torch.autograd.grad(loss, later)
     assert float(through.abs().min()) > 0
     actor, both = agent.gaussian, Obs(*[torch.cat([batch.obs.actor, later])] * 2)
-    memories: tuple[Any, ...] = ([], None)
-    for fresh in memories:
+    modes: tuple[Any, ...] = ([], None)
+    for fresh in modes:
         mean, _ = actor(both, fresh)
         (through,) = torch.autograd.grad(mean[:ROWS].square().sum(), later, allow_unused=True)
         assert (float(through.abs().sum()) > 0) == (fresh is not None)
@@ -270,8 +268,8 @@ def test_the_target_is_that_of_the_member_with_the_smaller_value_row_by_row() ->
 
 def test_the_target_entropy_is_that_of_a_gaussian() -> None:
     agent = make_agent()
-    normal = torch.distributions.Normal(0.0, torch.tensor(0.15, dtype=torch.float64))
-    assert agent.target_entropy / 2 == pytest.approx(float(normal.entropy()), abs=1e-6)  # type: ignore[no-untyped-call]
+    normal: Any = torch.distributions.Normal(0.0, torch.tensor(0.15, dtype=torch.float64))
+    assert agent.target_entropy / 2 == pytest.approx(float(normal.entropy()), abs=1e-6)
     assert agent.target_entropy / 2 == pytest.approx(-0.47818, abs=1e-5)
 
 
@@ -300,6 +298,36 @@ def test_units_of_reward_do_not_matter() -> None:
     action = torch.zeros(50, 2)
     small, large = (agent.q(obs, action) for agent in agents)
     torch.testing.assert_close(1000 * small, large, atol=20.0, rtol=1e-2)
+
+
+def test_a_constant_reward_fills_the_support_and_no_return_leaves_it() -> None:
+    """gamma 0.97: the return tends to r / 0.03, and the divisor to a fifth of it."""
+    agent = SMALL.build(make_spec(), gamma=0.97, total_updates=1, seed=0, device=CPU)
+    fresh = make_transition(make_spec())._replace(reward=torch.full((4,), 2.0))
+    returns, total = [], 0.0
+    for _ in range(600):
+        agent.observe(fresh)
+        total = 0.97 * total + 2.0
+        returns.append(total)
+        assert total / float(agent.reward_scale.divisor) <= 5.0 + 1e-5
+    spread = float(torch.tensor(returns, dtype=torch.float64).std(correction=0))
+    wanted = max(spread, 2.0 / 0.03 / 5)
+    assert float(agent.reward_scale.divisor) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_scaling_a_window_of_rewards_is_scaling_each() -> None:
+    """Raw rewards are stored and folded; what a batch is divided by is the divisor of now."""
+    spec, agent, cfg = make_spec(), make_agent(), ReplayConfig(capacity=400, n_step=3)
+    replays = [cfg.build(spec, gamma=0.9, seed=0, device=CPU) for _ in range(2)]
+    steps = [make_transition(spec, seed) for seed in range(20)]
+    for fresh in steps:
+        agent.observe(fresh)
+    divisor = agent.reward_scale.divisor
+    for fresh in steps:
+        replays[0].append(fresh)
+        replays[1].append(fresh._replace(reward=fresh.reward / divisor))
+    raw, scaled = (replay.sample(64) for replay in replays)
+    torch.testing.assert_close(agent.reward_scale(raw.reward, None), scaled.reward)
 
 
 def test_saved_and_restored_agents_go_on_exactly() -> None:

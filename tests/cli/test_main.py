@@ -57,6 +57,12 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", TINY, "--num-envs", "abc"], "'abc' is no whole number"),
         (["train", TINY, "--num-envs", "0"], "num_envs must be at least 1"),
         (["train", TINY, "--device", "tpu9"], "device 'tpu9' is not known"),
+        (["train", TINY, "--agent.policy-net.hidden"], "hidden needs at least one value"),
+        (["train", TINY, "--evaluation.every-vec-steps", "-5"], "must be at least 0, not -5"),
+        (
+            ["train", TINY, "--replay.capacity", "9", "--replay.capacity-gib=1"],
+            "--replay.capacity and --replay.capacity-gib state the same thing",
+        ),
         (["train", TINY, "--env.task", "pendulun"], "pendulum"),
         (["train", "fast_td3/halfcheetah", "--env.task", "Walker3d-v5"], "Walker2d-v5"),
         (["train", TINY, "--env", "Gym"], "it can be AtariConfig, "),

@@ -309,7 +309,7 @@ def test_json(config: Any) -> None:
         (lambda: EnvPoolConfig(task="LqrLqr21-v1").build(1, 0, CPU), "without bounds"),
         (lambda: EnvPoolConfig(kwargs={"no": 1}).build(1, 0, CPU), "cannot be made with"),
         (lambda: EnvPoolConfig().build(0, 0, CPU), "starts at 1"),
-        (lambda: EnvPoolConfig(action_repeat=0), "action_repeat is at least 1"),
+        (lambda: EnvPoolConfig(action_repeat=0), "action_repeat must be at least 1"),
         (lambda: EnvPoolTasksConfig(set="mt11"), "Did you mean mt10"),
         (lambda: EnvPoolTasksConfig(tasks=SMALL), "either env.set or env.tasks"),
         (lambda: EnvPoolTasksConfig(set="", tasks=("WalkerRun-v1",)), "two or more"),

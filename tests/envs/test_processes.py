@@ -172,7 +172,7 @@ def test_humanoid_bench_config() -> None:
     assert from_json(to_json(config)) == config
     with pytest.raises(UserError, match="Did you mean h1hand-walk"):
         HumanoidBenchConfig(task="h1hand-wlk").build(1, 0, CPU)
-    with pytest.raises(UserError, match="processes is at least 0"):
+    with pytest.raises(UserError, match="processes must be at least 0"):
         HumanoidBenchConfig(processes=-1)
 
 

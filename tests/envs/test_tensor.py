@@ -273,7 +273,7 @@ def test_bad_configs_get_one_line() -> None:
         TensorConfig(privileged=True).build(1, 0, CPU)
     with pytest.raises(UserError, match="point_mass does"):
         TensorConfig(task="catch", num_tasks=2).build(1, 0, CPU)
-    with pytest.raises(UserError, match="start at 1"):
+    with pytest.raises(UserError, match="at least 1"):
         TensorConfig().build(0, 0, CPU)
 
 

@@ -202,17 +202,18 @@ def test_batch_norm_and_its_gradients(
     wanted = batch_norm(x, weight, bias, mean, variance, plus=plus, **options)
     above = normal(members, rows, columns, seed=6)
     slopes = torch.autograd.grad(wanted[0], leaves, above)
-    given: Any = [t.detach() for t in (x, weight, bias)]
-    found = norm_kernels.batch_norm(*given, mean, variance, plus, *options.values())  # type: ignore[call-arg]
+    given: list[Any] = [t.detach() for t in (x, weight, bias)]
+    kernels: Any = norm_kernels
+    found = kernels.batch_norm(*given, mean, variance, plus, *options.values())
     near: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
     for one, two in zip(found, wanted, strict=False):
         torch.testing.assert_close(one, two.detach(), **near)
-    backward = norm_kernels.batch_norm_backward(above, *given, *found[3:], relu, True)  # type: ignore[call-arg]
+    backward = kernels.batch_norm_backward(above, *given, *found[3:], relu, True)
     if form == "shared":
         backward = (backward[0].sum(0), *backward[1:])
     for one, two in zip(backward, slopes, strict=True):
         torch.testing.assert_close(one, two, atol=2e-3, rtol=1e-3)
-    frozen = norm_kernels.batch_norm_backward(above, *given, *found[3:], relu, False)  # type: ignore[call-arg]
+    frozen = kernels.batch_norm_backward(above, *given, *found[3:], relu, False)
     assert frozen[0].numel() == 0
     assert torch.equal(frozen[1], backward[1])
 
@@ -222,11 +223,12 @@ def test_batch_norm_and_its_gradients(
 def test_batch_norm_as_an_operation_of_autograd(form: str) -> None:
     lead = () if form == "single" else (2,)
     x = normal(*(lead if form == "members" else ()), 9, 4)
-    own: Any = [normal(*lead, 4, seed=seed).abs() for seed in range(1, 5)]
+    own = [normal(*lead, 4, seed=seed).abs() for seed in range(1, 5)]
     plus = normal(*lead, 9, 4, seed=5)
     leaves = [t.requires_grad_() for t in (x, *own[:2], plus)]
     wanted = batch_norm(x, *own, momentum=0.1, eps=1e-5, relu=True, plus=plus)
-    found = in_kernels(x, *own, plus, 0.1, 1e-5, True)  # type: ignore[call-arg]
+    kernels: Any = in_kernels
+    found = kernels(x, *own, plus, 0.1, 1e-5, True)
     above = normal(*lead, 9, 4, seed=6)
     for one, two in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
@@ -234,19 +236,22 @@ def test_batch_norm_as_an_operation_of_autograd(form: str) -> None:
     slopes = [torch.autograd.grad(out[0], leaves, above) for out in (found, wanted)]
     for one, two in zip(*slopes, strict=True):
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
-    (frozen,) = torch.autograd.grad(in_kernels(x.detach(), *own, None, 0.1, 1e-5, True)[0], own[0], above)  # type: ignore[call-arg]  # fmt: skip
+    (frozen,) = torch.autograd.grad(
+        kernels(x.detach(), *own, None, 0.1, 1e-5, True)[0], own[0], above
+    )
     torch.testing.assert_close(frozen, slopes[1][1], atol=1e-4, rtol=1e-4)
 
 
 @kernel
 def test_batch_norm_of_half_precision_features() -> None:
     x = (normal(2, 40, 8) + 1).bfloat16()
-    own: Any = [normal(2, 8, seed=seed).abs() for seed in range(1, 5)]
-    out, *_, mean, rate = norm_kernels.batch_norm(x, *own, x, 0.01, 1e-5, True)  # type: ignore[call-arg]
+    own = [normal(2, 8, seed=seed).abs() for seed in range(1, 5)]
+    kernels: Any = norm_kernels
+    out, *_, mean, rate = kernels.batch_norm(x, *own, x, 0.01, 1e-5, True)
     wanted = batch_norm(x, *own, momentum=0.01, eps=1e-5, relu=True, plus=x)[0]
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, wanted, atol=0.03, rtol=0.02)
-    found = norm_kernels.batch_norm_backward(out, x, *own[:2], mean, rate, True, True)  # type: ignore[call-arg]
+    found = kernels.batch_norm_backward(out, x, *own[:2], mean, rate, True, True)
     assert [t.dtype for t in found] == [torch.bfloat16, torch.float32, torch.float32]
 
 

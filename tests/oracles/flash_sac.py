@@ -39,16 +39,17 @@ class Trunk(nn.Module):
 
         self.first = norm(source.norm)
         self.embed = linear(source.embed)
-        self.layers: list[tuple[Any, ...]] = [
-            (linear(b.w1), norm(b.norm1), linear(b.w2), norm(b.norm2)) for b in source.blocks
-        ]
-        self.blocks = nn.ModuleList(nn.ModuleList(layers) for layers in self.layers)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([linear(b.w1), norm(b.norm1), linear(b.w2), norm(b.norm2)])
+            for b in source.blocks
+        )
         self.scale = nn.Parameter(own(source.end.weight))
         self.head = linear(source.head)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(self.first(x))
-        for w1, norm1, w2, norm2 in self.layers:
+        blocks: Any = self.blocks
+        for w1, norm1, w2, norm2 in blocks:
             x = x + F.relu(norm2(w2(F.relu(norm1(w1(x))))))
         x = self.scale * x / torch.sqrt((x**2).mean(1, keepdim=True) + 1e-6)
         out: Tensor = self.head(x)
@@ -69,13 +70,14 @@ class Trunk(nn.Module):
 
     def tensors(self) -> list[Tensor]:
         """Weights (as the library stores them) and running statistics, in a fixed order."""
-        tensors: list[Any] = []
-        for layer in (self.first, self.embed, *(m for b in self.layers for m in b), self.head):
+        found: list[Any] = []
+        blocks: Any = self.blocks
+        for layer in (self.first, self.embed, *(m for b in blocks for m in b), self.head):
             if isinstance(layer, nn.BatchNorm1d):
-                tensors += [layer.weight, layer.bias, layer.running_mean, layer.running_var]
+                found += [layer.weight, layer.bias, layer.running_mean, layer.running_var]
             else:
-                tensors += [layer.weight.T] + ([] if layer.bias is None else [layer.bias])
-        return [t.detach() for t in (*tensors, self.scale)]
+                found += [layer.weight.T] + ([] if layer.bias is None else [layer.bias])
+        return [t.detach() for t in (*found, self.scale)]
 
 
 def tensors_of(source: Any, member: int | None) -> list[Tensor]:
@@ -112,10 +114,10 @@ class Oracle:
         """Actions and log-probabilities of the first rows, as many as there is noise."""
         mean, raw = self.actor(obs)[: len(noise)].chunk(2, dim=1)
         std = torch.exp(-10 + 6 * (1 + torch.tanh(raw)))
-        normal = torch.distributions.Normal(mean, std)
+        normal: Any = torch.distributions.Normal(mean, std)
         u = mean + std * noise
         slope = 2 * (math.log(2.0) - u - F.softplus(-2 * u))
-        return torch.tanh(u), (normal.log_prob(u) - slope).sum(1)  # type: ignore[no-untyped-call]
+        return torch.tanh(u), (normal.log_prob(u) - slope).sum(1)
 
     def step(self, which: int, loss: Tensor) -> None:
         optimizer, cfg = self.optimizers[which], self.cfg.critic_optim
@@ -160,8 +162,8 @@ class Oracle:
                 soft = self.z - alpha * log_prob[row]
                 y = batch.reward[row] / self.divisor + batch.discount[row] * soft
                 y = y.clamp(-self.cfg.v_max, self.cfg.v_max)
-                kept = min((head[row] for head in heads), key=lambda p: float(p @ y))
-                wanted_rows.append(project(kept.tolist(), y.tolist(), self.z.tolist()))
+                kept = min((float(head[row] @ y), i) for i, head in enumerate(heads))[1]
+                wanted_rows.append(project(heads[kept][row].tolist(), y.tolist(), self.z.tolist()))
             target = torch.tensor(wanted_rows)
         losses = []
         for critic in self.critics:

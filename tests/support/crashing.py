@@ -1,4 +1,5 @@
-"""Environments that raise in one actor's first life, or fail to evaluate. Ray's workers import this module by name."""
+"""Environments that fail in the first incarnation of one actor, or during evaluation. Ray's workers import this module
+by name."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class CrashingConfig:
 
 @part
 class BadExamConfig:
-    """The cartpole; its evaluation ends its process while there is no file `marker`, which it then makes, or raises
-    each time where `marker` is empty."""
+    """The cartpole, with a bad evaluation. If `marker` is empty it raises an exception each time. Otherwise it kills
+    its process the first time, and creates the file `marker` to remember that."""
 
     marker: str = ""
 

@@ -1,4 +1,4 @@
-"""What tests of lost workers share: to kill a process at a point of a run, and to add up what was counted."""
+"""For tests of lost workers: kill a process at some point of a run, and check that the counters add up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def when(folder: Path, vec_steps: int, act: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as a run has come so far."""
+    """Call `act` as soon as the log of a run has reached `vec_steps`."""
 
     def watch() -> None:
         for _ in range(12_000):
@@ -38,11 +38,10 @@ def when(folder: Path, vec_steps: int, act: Callable[[], None]) -> threading.Thr
 
 
 def kill(role: str) -> None:
-    """SIGKILL one process that plays a role in this test's own Ray, as soon as there is one."""
+    """SIGKILL one process of the class `role` in this test's Ray, as soon as there is one."""
     for _ in range(600):
-        mine = psutil.Process().children(recursive=True)
-        for process in mine:
-            with contextlib.suppress(psutil.Error):  # some end while they are looked at
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # some end at this moment
                 if (process.cmdline() or [""])[0].startswith(f"ray::{role}"):
                     process.kill()
                     return
@@ -51,7 +50,7 @@ def kill(role: str) -> None:
 
 
 def assert_counters_add_up(folder: Path, recipe: Recipe) -> None:
-    """Ape-X: every row that was counted is in the replay once, and no other is."""
+    """Ape-X: the replay holds every row that was counted, once, and no other row."""
     assert isinstance(recipe.topology, ActorLearnerConfig)
     state = checkpoint.load(folder).state
     received = state["lines"]

@@ -30,7 +30,7 @@ from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.topologies.apex.actor import Actor
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
-from fleetfoot.topologies.apex.priorities import LocalBuffer, RecordingBehaviour
+from fleetfoot.topologies.apex.priorities import LocalBuffer, Recorder
 from fleetfoot.topologies.apex.wire import Block
 from fleetfoot.topologies.ray.cluster import RayConfig
 from fleetfoot.topologies.ray.transport import (
@@ -99,8 +99,8 @@ class ActorView(nn.Module):
 
 def test_the_windows_of_a_hand_made_episode() -> None:
     """Rewards 1 to 7, then the end; n = 3, gamma = 0.9. Values are 100 beside a window that is cut by nothing."""
-    acting = RecordingBehaviour(ActorView())
-    buffer = LocalBuffer(Zero(), acting, n_step=3, gamma=0.9, bootstrap_truncated=True)
+    acting = Recorder(ActorView())
+    buffer = LocalBuffer(Zero(), acting, ReplayConfig(n_step=3), gamma=0.9)
     errors = []
     for t in range(12):
         obs = Obs(torch.full((1, 1), 100.0), torch.zeros(1, 1))
@@ -289,22 +289,20 @@ def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
             collect = SimpleNamespace(remote=lambda *_: next(refs))
             return SimpleNamespace(start=SimpleNamespace(remote=start), collect=collect)
 
-    fake, received = FakeRay(), [100]
-    notes: list[str] = []
+    fake = FakeRay()
     fleet = ActorFleet(
         fake,
         pack_recipe(few("apex_dqn/cartpole")),
         ActorLearnerConfig(actors=1, block_vec_steps=5),
-        incarnations=[7],
-        received=received,
-        restarts=Restarts(10, notes.append),
+        Restarts(10, list[str]().append),
+        {"incarnations": [6], "lines": [100]},
     )
     fleet.workers.launch_all()
     fleet.request_blocks()
     sequences = []
     for block in fleet.blocks(0.0):
         sequences.append(block.sequence)
-        received[0] += fleet.lines
+        fleet.received[0] += fleet.lines
     assert sequences == [0, 1]
     assert fleet.next_block(0.0) is None, "it has failed"
     assert fake.launched == [(7, 100), (8, 110)]
@@ -312,6 +310,7 @@ def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
     first = fleet.next_block(0.0)
     assert first is not None
     assert (first.incarnation, first.sequence) == (8, 0)
+    assert fleet.state_dict() == {"incarnations": [8], "lines": [110]}
     fleet.next_sequence[0] = 5
     with pytest.raises(RuntimeError, match="actor 0 sent block 1 out of order"):
         fleet.next_block(0.0)

@@ -65,7 +65,7 @@ def small(name: str, **changes: Any) -> Recipe:
 
 
 def changed(recipe: Recipe, **changes: Any) -> Recipe:
-    """With another topology of the same kind."""
+    """With other values in its topology."""
     assert isinstance(recipe.topology, ActorLearnerConfig)
     return replace(recipe, topology=replace(recipe.topology, **changes))
 
@@ -94,7 +94,7 @@ def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_pa
 def test_ctrl_c_on_the_command_line_saves_leaves_no_process_behind_and_the_run_goes_on(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command has a Ray of its own; who goes on uses the one there is."""
+    """The command starts its own Ray; the resumed run uses that of the tests."""
     recipe = small("apex_dqn/cartpole", total_vec_steps=100_000)
     recipe = changed(recipe, actors=2)
     words = f"""train apex_dqn/cartpole --no-video --folder {tmp_path / "run"} --total-vec-steps 100000
@@ -160,7 +160,7 @@ def test_a_crashing_environment_is_reported_with_its_seed_and_replaced(
     "agent",
     [BRCConfig(), FastSACConfig(normalize_reward=True), SACConfig(bound=BanditBoundConfig())],
 )
-def test_several_actors_tell_no_episodes_of_all_environments(agent: Any, tmp_path: Path) -> None:
+def test_several_actors_refuse_agents_that_follow_episodes(agent: Any, tmp_path: Path) -> None:
     recipe = replace(recipes.get("fast_sac/pendulum"), agent=agent, num_envs=4)
     with pytest.raises(UserError, match="follows the episodes of all environments"):
         train(replace(recipe, topology=ActorLearnerConfig(actors=2)), tmp_path / "run")
@@ -192,7 +192,7 @@ def test_a_lost_evaluator_does_not_cost_the_end_of_a_run(
     assert checkpoint.load(tmp_path / "raises").step == 20
 
 
-def test_the_death_of_another_is_not_ones_own(ray: Any) -> None:
+def test_the_death_of_another_process_is_not_that_of_the_caller(ray: Any) -> None:
     class Victim:
         def die(self) -> None:
             os._exit(1)
@@ -458,14 +458,14 @@ def test_a_block_of_a_new_process_does_not_continue_the_episodes_of_the_one_befo
     assert learner.journal.log.read(Counters())["fleet/lag_versions"] == 2
 
 
-def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = small("apex_dqn/cartpole", num_envs=10)
     with pytest.raises(UserError, match="10 environments cannot be shared equally by 4 actors"):
         train(recipe, tmp_path / "a")
     td3 = small("fast_td3/pendulum", topology=ActorLearnerConfig())
-    surprised = replace(td3.replay, sampler=ProportionalConfig())
+    prioritised = replace(td3.replay, sampler=ProportionalConfig())
     with pytest.raises(UserError, match="FastTD3Config cannot compute first priorities"):
-        train(replace(td3, replay=surprised), tmp_path / "b")
+        train(replace(td3, replay=prioritised), tmp_path / "b")
     assert not ActorLearnerConfig().computes_priorities(td3), (
         "a uniform sampler has no use for them"
     )

@@ -74,17 +74,17 @@ each_cartpole = pytest.mark.parametrize("name", ["small", pytest.param("cartpole
 each_apex = pytest.mark.parametrize(
     "name", ["small", pytest.param("cartpole", marks=slow), pytest.param("pendulum", marks=slow)]
 )
-said_of = "is lost (its process died); restart 1 of 10"
+LOST = "is lost (its process died); restart 1 of 10"
 
 
 @each_apex
 def test_a_killed_actor(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
     result = train_and_kill("Actor", recipe, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("is lost") == 1
-    assert "fleetfoot: actor " in said
-    assert said_of in said
+    printed = capfd.readouterr().err
+    assert printed.count("is lost") == 1
+    assert "fleetfoot: actor " in printed
+    assert LOST in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     incarnations = checkpoint.load(tmp_path / "run").state["incarnations"]
     assert sorted(incarnations) == [0] * (len(incarnations) - 1) + [1]
@@ -96,9 +96,9 @@ def test_a_killed_actor(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[
 def test_a_killed_learner(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
     result = train_and_kill("Learner", recipe, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("is lost") == 1
-    assert f"fleetfoot: the learner {said_of}" in said
+    printed = capfd.readouterr().err
+    assert printed.count("is lost") == 1
+    assert f"fleetfoot: the learner {LOST}" in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     steps = [line["vec_steps"] for line in lines(tmp_path / "run") if "critic/loss" in line]
     assert steps == sorted(set(steps)), "what the lost learner wrote after its checkpoint is gone"
@@ -111,9 +111,9 @@ def test_a_killed_learner(name: str, tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_a_killed_evaluator(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
     result = train_and_kill("RemoteEvaluator", recipe, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("is lost") == 1
-    assert f"fleetfoot: the evaluator {said_of}" in said
+    printed = capfd.readouterr().err
+    assert printed.count("is lost") == 1
+    assert f"fleetfoot: the evaluator {LOST}" in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     assert set(checkpoint.load(tmp_path / "run").state["incarnations"]) == {0}
     evaluated = [line["vec_steps"] for line in lines(tmp_path / "run") if "eval/return" in line]

@@ -64,24 +64,21 @@ def parse_recipe(
         frozen=True,
     )
     command.__doc__ = f"Recipe {default.name}. The values shown are this recipe's own."
-    known = [*flags_of(default, fixed), *flags_of(options)]
+    known = dict([*flags_of(default, fixed), *flags_of(options)])
     filled = _parse(command, args, prog, known, registry(default, fixed))
     return filled.recipe, filled.options
 
 
 def parse(form: type, args: Sequence[str], prog: str) -> Any:
     """Make a `form`, a dataclass, from `args`."""
-    return _parse(form, args, prog, list(flags_of(form)), registry())
+    return _parse(form, args, prog, dict(flags_of(form)), registry())
 
 
 def _parse(
-    form: type, args: Sequence[str], prog: str, known: list[str], rules: ConstructorRegistry
+    form: type, args: Sequence[str], prog: str, known: dict[str, Any], rules: ConstructorRegistry
 ) -> Any:
     """What cannot be understood is a `UserError` of one line."""
-    for word in args:
-        name = word.split("=")[0].replace("_", "-")
-        if name.startswith("--") and name not in (*known, "--help"):
-            raise UserError(f"there is no option {name}.{_nearest_flag(name, known)}")
+    args = _checked(args, known)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -103,6 +100,24 @@ def _parse(
             f"did not expect {unknown[0]!r}; options start with -- (see {prog} --help)."
         )
     return filled
+
+
+def _checked(args: Sequence[str], known: dict[str, Any]) -> list[str]:
+    """What tyro would not notice, or put well: flags that there are not, and lists without values."""
+    checked: list[str] = []
+    for word, following in itertools.pairwise([*args, "--"]):
+        name = word.split("=")[0].replace("_", "-")
+        if name.startswith("--") and name not in (*known, "--help"):
+            raise UserError(f"there is no option {name}.{_nearest_flag(name, list(known))}")
+        if word == name and _is_list(known.get(name)) and following.startswith("--"):
+            raise UserError(f"{name} needs at least one value; for none at all write {name} none.")
+        if not (word == "none" and checked and _is_list(known.get(checked[-1].replace("_", "-")))):
+            checked.append(word)
+    return checked
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple and Ellipsis in typing.get_args(hint)
 
 
 def registry(recipe: Any = None, fixed: Sequence[str] = ()) -> ConstructorRegistry:
@@ -157,8 +172,8 @@ def _no_part(hint: Any) -> PrimitiveConstructorSpec[None]:
     )
 
 
-def flags_of(form: Any, fixed: Sequence[str] = (), path: str = "--") -> Iterator[str]:
-    """Every flag of a dataclass, or of a value of one."""
+def flags_of(form: Any, fixed: Sequence[str] = (), path: str = "--") -> Iterator[tuple[str, Any]]:
+    """Every flag of a dataclass, or of a value of one, and its annotation."""
     hints = typing.get_type_hints(form if isinstance(form, type) else type(form))
     for field in dataclasses.fields(form):
         held, name = getattr(form, field.name, None), field.name.replace("_", "-")
@@ -170,9 +185,9 @@ def flags_of(form: Any, fixed: Sequence[str] = (), path: str = "--") -> Iterator
             for number, item in enumerate(held):
                 yield from flags_of(item, (), f"{path}{name}.{number}.")
         else:
-            yield f"{path}{name}"
+            yield f"{path}{name}", hints[field.name]
             if hints[field.name] is bool:
-                yield f"{path}no-{name}"
+                yield f"{path}no-{name}", bool
 
 
 def _nearest_flag(name: str, known: list[str]) -> str:

@@ -37,11 +37,19 @@ def run(args: list[str], imports: list[str]) -> int:
     load_own_parts()
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
+    check_either(args, "--replay.capacity", "--replay.capacity-gib")
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
     needed = [*imports, *([module] if module else [])]
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
+
+
+def check_either(args: Sequence[str], one: str, other: str) -> None:
+    """UserError where the line has both of two flags that state the same thing."""
+    given = {word.split("=")[0].replace("_", "-") for word in args}
+    if {one, other} <= given:
+        raise UserError(f"{one} and {other} state the same thing; give one of them.")
 
 
 def own_recipe(name: str) -> Recipe:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.errors import UserError, nearest
 
@@ -361,13 +361,16 @@ class TensorConfig:
     privileged: bool = False  # the critic sees more than the actor
     num_tasks: int = 1  # environment i belongs to task i % num_tasks
 
+    def __post_init__(self) -> None:
+        at_least(self, "env", num_tasks=1)
+
     def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
         if self.task not in names():
             known = ", ".join(names())
             close = nearest(self.task, names())
             raise UserError(f"no tensor task is named {self.task!r}; there are {known}.{close}")
-        if num_envs < 1 or self.num_tasks < 1:
-            raise UserError(f"num_envs ({num_envs}) and num_tasks ({self.num_tasks}) start at 1.")
+        if num_envs < 1:
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         task_id = torch.arange(num_envs, device=device) % self.num_tasks
         task: Task
         if self.task == "point_mass":

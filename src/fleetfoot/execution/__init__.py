@@ -48,7 +48,7 @@ def make_learner(
     precision: Precision,
     mode: Mode,
     device: torch.device,
-    split: StepTimer | None = None,
+    timer: StepTimer | None = None,
     world: int = 1,
 ) -> EagerLearner:
     """The learner of a recipe.
@@ -58,7 +58,7 @@ def make_learner(
     and the learner does what can be done.
     """
     mode = possible_mode(agent, mode, device)
-    split = split or StepTimer(device)
+    timer = timer or StepTimer(device)
     update = updater(agent, half=half, precision=precision, mode=mode, device=device)
     gather = memory.gather if mode == "eager" else Compiled(memory.gather, "memory.gather")
     kind = EagerLearner
@@ -68,4 +68,4 @@ def make_learner(
             kind = CapturedLearner
         else:
             notice(f"the learner runs without CUDA graphs: {reason}.")
-    return kind(agent, memory, rows, update, gather, split, half)
+    return kind(agent, memory, rows, update, gather, timer, half)

@@ -60,10 +60,10 @@ class CapturedLearner(EagerLearner):
         rows: int,
         update: Callable[[Any], UpdateResult],
         gather: Callable[..., Any],
-        split: StepTimer,
+        timer: StepTimer,
         half: Half = "update",
     ):
-        super().__init__(agent, memory, rows, update, gather, split, half)
+        super().__init__(agent, memory, rows, update, gather, timer, half)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
@@ -99,7 +99,7 @@ class CapturedLearner(EagerLearner):
             return super()._updates(count)
         recorded = self.recorded[pattern]
         for name, graph in recorded.graphs.items():
-            with self.split(name):
+            with self.timer(name):
                 graph.replay()
         self._trim(count)
         return recorded.metrics

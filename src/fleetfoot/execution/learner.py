@@ -82,11 +82,11 @@ class EagerLearner:
         rows: int,
         update: Callable[[Any], UpdateResult],
         gather: Callable[..., Any],
-        split: StepTimer,
+        timer: StepTimer,
         half: Half = "update",
     ):
         self.agent, self.memory, self.rows, self.update = agent, memory, rows, update
-        self.gather, self.split = gather, split
+        self.gather, self.timer = gather, timer
         self.counts = half != "update_policy"  # those do not count as updates of the agent
         self.periods = (periods(agent) or ()) if self.counts else ()
         self.takes_errors = memory if isinstance(memory, TakesErrors) else None
@@ -136,9 +136,9 @@ class EagerLearner:
             self.seen[pattern] = self.seen.get(pattern, 0) + 1
         metrics = []
         for _ in range(count):
-            with self.split("sample"):
+            with self.timer("sample"):
                 batch = self.sample()
-            with self.split("update"):
+            with self.timer("update"):
                 metrics.append(self.learn(batch))
         self._trim(count)
         return means(metrics)

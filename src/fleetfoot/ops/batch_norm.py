@@ -34,8 +34,22 @@ def batch_norm(
     `mean` and `variance` are the running ones; what they become, with a share of `momentum` for these rows and their
     unbiased variance, is returned after the result. No gradient flows through them.
     """
-    if x.is_cuda and torch.compiler.is_compiling():
-        return in_kernels(x, weight, bias, mean, variance, plus, momentum, eps, relu)
+    how = in_kernels if x.is_cuda and torch.compiler.is_compiling() else in_torch
+    return how(x, weight, bias, mean, variance, plus, momentum, eps, relu)
+
+
+def in_torch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    plus: Tensor | None,
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The definition."""
     features, rows = x.float(), x.shape[-2]
     if features.is_cuda:
         found_variance, found = torch.var_mean(features, -2, correction=0, keepdim=True)
@@ -86,7 +100,7 @@ def in_kernels(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`batch_norm`, as an ensemble of one where there are no ensemble_size."""
+    """The same; an ensemble of one where there are no members."""
     own = [t.view(-1, t.shape[-1]) for t in (weight, bias, mean, variance)]
     single = weight.dim() == 1
     if plus is not None and single:

@@ -69,7 +69,7 @@ class Parts:
             precision=self.recipe.precision,
             mode=self.recipe.execution,
             device=self.device,
-            split=journal.timer,
+            timer=journal.timer,
             world=self.ranks.world,
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fleetfoot.data import Step
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
-from fleetfoot.execution.learner import EagerLearner
+from fleetfoot.execution import EagerLearner
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Parts

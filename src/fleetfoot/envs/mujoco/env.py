@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.draw import Draw
 from fleetfoot.envs.mujoco import tasks as mujoco_tasks
@@ -51,11 +51,12 @@ class MuJoCoConfig:
     render_width: int = 640
     render_height: int = 480
 
+    def __post_init__(self) -> None:
+        at_least(self, "env", threads=0, episode_length=1, render_width=1, render_height=1)
+
     def build(self, num_envs: int, seed: int, device: torch.device) -> MuJoCoEnv:
         task = mujoco_tasks.find(self.task)
         if self.episode_length is not None:
-            if self.episode_length < 1:
-                raise UserError(f"env.episode_length must be at least 1, not {self.episode_length}")
             task = dataclasses.replace(task, episode_length=self.episode_length)
         return MuJoCoEnv(
             task,

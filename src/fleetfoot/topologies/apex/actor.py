@@ -14,15 +14,9 @@ from fleetfoot.log.timer import StepTimer
 from fleetfoot.nn.linear import Linear
 from fleetfoot.recipe import Seeds
 from fleetfoot.rollout import rollout
-from fleetfoot.topologies.apex.priorities import LocalBuffer, RecordingBehaviour
+from fleetfoot.topologies.apex.priorities import LocalBuffer, Recorder
 from fleetfoot.topologies.apex.wire import Block
-from fleetfoot.topologies.ray.transport import (
-    PackedRecipe,
-    pack_lines,
-    to_arrays,
-    to_tensors,
-    unpack_recipe,
-)
+from fleetfoot.topologies.ray import transport
 from fleetfoot.topologies.ray.workers import naming_seed
 
 if TYPE_CHECKING:
@@ -34,13 +28,13 @@ CPU = torch.device("cpu")
 class Actor:
     """Collects a block of transitions whenever the learner requests one."""
 
-    def __init__(self, packed: PackedRecipe, number: int, incarnation: int):
+    def __init__(self, packed: transport.PackedRecipe, number: int, incarnation: int):
         self.packed, self.number, self.incarnation = packed, number, incarnation
         self.sequence, self.version = 0, -1
 
     def start(self, vec_steps_before: int = 0) -> EnvSpec:
         """Build everything. `vec_steps_before`: by earlier incarnations; the schedule of exploration goes on there."""
-        recipe = unpack_recipe(self.packed)
+        recipe = transport.unpack_recipe(self.packed)
         cfg = cast("ActorLearnerConfig", recipe.topology)
         torch.set_num_threads(max(1, int(cfg.ray.worker_cpus)))
         # The first actor draws what `synchronous` would draw, until it is replaced.
@@ -62,13 +56,9 @@ class Actor:
             self.behaviour = InBfloat16(self.behaviour)
         self.buffer: LocalBuffer | None = None
         if cfg.computes_priorities(recipe):
-            self.behaviour = RecordingBehaviour(self.behaviour)
+            self.behaviour = Recorder(self.behaviour)
             self.buffer = LocalBuffer(
-                self.agent.initial_priority,
-                self.behaviour,
-                n_step=recipe.replay.n_step,
-                gamma=recipe.gamma,
-                bootstrap_truncated=recipe.replay.bootstrap_truncated,
+                self.agent.initial_priority, self.behaviour, recipe.replay, recipe.gamma
             )
         self.steps = rollout(env.step, self.behaviour, self.explorer, obs, StepTimer(CPU))
         return env.spec
@@ -77,7 +67,7 @@ class Actor:
         """So many vec steps with these weights (state dicts by module, as arrays)."""
         begin = time.perf_counter()
         if version != self.version:
-            for module, state in to_tensors(weights).items():
+            for module, state in transport.to_tensors(weights).items():
                 getattr(self.agent, module).load_state_dict(state)
             self.version = version
         steps: list[Transition] = []
@@ -90,6 +80,7 @@ class Actor:
                 elif ready := self.buffer.add(step):
                     steps.append(ready[0])
                     td_errors.append(ready[1])
+        td_error = torch.stack(td_errors) if td_errors else None
         self.sequence += 1
         return Block(
             actor=self.number,
@@ -97,8 +88,8 @@ class Actor:
             sequence=self.sequence - 1,
             version=version,
             seconds=time.perf_counter() - begin,
-            lines=pack_lines(steps, self.spec),
-            td_error=to_arrays(torch.stack(td_errors), copy=False) if td_errors else None,
+            lines=transport.pack_lines(steps, self.spec),
+            td_error=transport.to_arrays(td_error, copy=False),
         )
 
 
@@ -109,10 +100,9 @@ class InBfloat16(nn.Module):
         super().__init__()
         self.network = network
         for layer in network.modules():
+            # Without this, autocast would convert the weights at every step.
             if isinstance(layer, (Linear, nn.Linear, nn.Conv2d)):
-                layer.to(
-                    torch.bfloat16
-                )  # otherwise autocast converts the weights again at every step
+                layer.to(torch.bfloat16)
 
     def forward(self, *inputs: Any) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fleetfoot.data import EnvSpec
+from fleetfoot.errors import UserError
+from fleetfoot.run.journal import State
 from fleetfoot.topologies.apex.actor import Actor
 from fleetfoot.topologies.apex.wire import Block
 from fleetfoot.topologies.ray.transport import PackedRecipe, Published, to_arrays
@@ -28,24 +30,21 @@ class ActorFleet:
         ray: Any,
         packed: PackedRecipe,
         cfg: ActorLearnerConfig,
-        *,
-        incarnations: list[int],
-        received: list[int],
         restarts: Restarts,
+        state: State | None = None,
     ):
-        """`received`: vec steps received from each actor, which the learner counts."""
-        self.ray, self.packed, self.cfg, self.received = ray, packed, cfg, received
+        """`state`: of an earlier fleet. The actors are new."""
+        self.ray, self.packed, self.cfg = ray, packed, cfg
+        before = state or {"incarnations": [-1] * cfg.actors, "lines": [0] * cfg.actors}
+        if len(before["incarnations"]) != cfg.actors:
+            raise UserError("the checkpoint was made with another number of actors.")
+        incarnations = [number + 1 for number in before["incarnations"]]
+        self.received: list[int] = list(before["lines"])  # vec steps, counted by the learner
         self.lines = 1 if cfg.lockstep else cfg.block_vec_steps  # of a block
         self.ahead = 1 if cfg.lockstep else cfg.blocks_ahead  # requests open with each actor
-        self.workers = Workers(
-            ray,
-            self._launch,
-            incarnations=incarnations,
-            name="actor {}".format,
-            restarts=restarts,
-        )
+        self.workers = Workers(ray, self._launch, incarnations, "actor {}".format, restarts)
         self.requests: list[deque[Any]] = [deque() for _ in incarnations]
-        self.next_sequence = [0 for _ in incarnations]
+        self.next_sequence = [0] * cfg.actors
         self.turn = 0  # the actor that is looked at first, so that a slow learner serves all alike
         self.weights = Published(0, None)
 
@@ -103,6 +102,9 @@ class ActorFleet:
     def num_finished(self) -> int:
         """Blocks that wait for the learner."""
         return len(self._finished([ref for requests in self.requests for ref in requests], 0.0))
+
+    def state_dict(self) -> State:
+        return {"incarnations": list(self.workers.incarnations), "lines": list(self.received)}
 
     def close(self) -> None:
         self.workers.close()

@@ -23,14 +23,9 @@ from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead
 from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray import transport
 from fleetfoot.topologies.ray.cluster import load_ray
 from fleetfoot.topologies.ray.monitor import Outbox
-from fleetfoot.topologies.ray.transport import (
-    PackedRecipe,
-    to_tensors,
-    unpack_lines,
-    unpack_recipe,
-)
 from fleetfoot.topologies.ray.workers import Evaluations, Restarts
 
 if TYPE_CHECKING:
@@ -43,7 +38,7 @@ BURST = 4
 class Learner:
     """Has one thread for `train` and one for `stop` and `reports`, which the monitor calls."""
 
-    def __init__(self, packed: PackedRecipe, folder: str):
+    def __init__(self, packed: transport.PackedRecipe, folder: str):
         self.packed, self.folder = packed, Path(folder)
         self.outbox = Outbox()
         self.stop_requested, self.built = False, False
@@ -70,28 +65,15 @@ class Learner:
             raise UserError(str(error)) from None
 
     def _build(self, stack: ExitStack, resumed: bool, restarted: bool) -> None:
-        self.recipe, ray = unpack_recipe(self.packed), load_ray()
-        self.cfg = cfg = cast("ActorLearnerConfig", self.recipe.topology)
-        recipe, device = self.recipe, self.recipe.torch_device()
+        self.recipe = recipe = transport.unpack_recipe(self.packed)
+        self.cfg = cfg = cast("ActorLearnerConfig", recipe.topology)
+        ray, device = load_ray(), recipe.torch_device()
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
         state = checkpoint.load(self.folder).state if resumed else None
-        incarnations = [0] * cfg.actors if state is None else [n + 1 for n in state["incarnations"]]
-        if len(incarnations) != cfg.actors:
-            raise UserError("the checkpoint was made with another number of actors.")
-        self.received = [0] * cfg.actors if state is None else list(state["lines"])
         self.restarts = Restarts(cfg.ray.max_restarts, self.outbox.items.append)
-        self.fleet = ActorFleet(
-            ray,
-            self.packed,
-            cfg,
-            incarnations=incarnations,
-            received=self.received,
-            restarts=self.restarts,
-        )
+        self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
         stack.callback(self.fleet.close)
-        self.evaluations = Evaluations(
-            ray, self.packed, cpus=cfg.ray.worker_cpus, restarts=self.restarts
-        )
+        self.evaluations = Evaluations(ray, self.packed, cfg.ray.worker_cpus, self.restarts)
         stack.callback(self.evaluations.close)
         self.spec = self.fleet.start()
         self.agent: Agent = recipe.build_agent(self.spec, device)
@@ -122,13 +104,13 @@ class Learner:
             precision=recipe.precision,
             mode=recipe.execution,
             device=device,
-            split=self.journal.timer,
+            timer=self.journal.timer,
         )
         self.owed = 0  # updates under way
         self.rows_received = self.rows_learned = 0
         self.published_at = -cfg.publish_every_vec_steps
-        resumes_log = state is not None or restarted
-        self.journal.open(resumed=resumes_log, console=False, sinks=(self.outbox,))
+        continued = state is not None or restarted  # there may be a log already
+        self.journal.open(resumed=continued, console=False, sinks=(self.outbox,))
         stack.callback(self.journal.close)
         self.rates_since = (self.journal.clock.seconds(), 0, 0)
 
@@ -153,14 +135,13 @@ class Learner:
     def unpack(self, block: Block) -> tuple[list[Transition], Tensor | None]:
         """Its lines, and their absolute errors [L, V] if the actor has computed them."""
         device = self.journal.device
-        td_error = None if block.td_error is None else to_tensors(block.td_error, device)
-        return list(unpack_lines(block.lines, self.spec, device)), td_error
+        steps = list(transport.unpack_lines(block.lines, self.spec, device))
+        return steps, transport.to_tensors(block.td_error, device)
 
     def note(self, block: Block) -> None:
         """Call it before the rows of a block are appended."""
-        if (
-            block.sequence == 0
-        ):  # of a new process: it does not continue the episodes of the one before
+        # The first block of a process does not continue the episodes of the process before it.
+        if block.sequence == 0:
             self.replay.mark_break(block.actor)
             self.episodes[block.actor].restart()
         lag = self.fleet.weights.version - block.version
@@ -169,7 +150,7 @@ class Learner:
     def count(self, steps: Sequence[Transition], actor: int) -> int:
         """Count lines of one actor. Returns how many vec steps, of as many rows as there are environments, are complete
         now and not counted yet."""
-        self.received[actor] += len(steps)
+        self.fleet.received[actor] += len(steps)
         rows = sum(len(step.reward) for step in steps)
         self.rows_received += rows
         self.lead.earn(rows)
@@ -177,7 +158,7 @@ class Learner:
             self.episodes[actor].update(step.reward, step.terminated | step.truncated)
         rewards = torch.stack([step.reward for step in steps])
         self.journal.log.add(step_metrics(steps[-1]) | {"env/reward": rewards})
-        return sum(self.received) // self.cfg.actors - self.journal.vec_steps
+        return sum(self.fleet.received) // self.cfg.actors - self.journal.vec_steps
 
     def start_updates(self, count: int) -> None:
         """On a GPU they go on while the caller does something else; until `finish_updates` it must not touch the agent
@@ -199,12 +180,9 @@ class Learner:
         seconds, rows, learned = (a - b for a, b in zip(now, self.rates_since, strict=True))
         self.rates_since = now
         if seconds > 0 and rows > 0:
-            rates = {
-                "fleet/rows_in_per_second": rows / seconds,
-                "fleet/rows_learned_per_second": learned / seconds,
-                "fleet/rows_learned_per_row_in": learned / rows,
-            }
-            log.add(rates)
+            log.add({"fleet/rows_in_per_second": rows / seconds})
+            log.add({"fleet/rows_learned_per_second": learned / seconds})
+            log.add({"fleet/rows_learned_per_row_in": learned / rows})
         log.add({"fleet/queue_blocks": float(self.fleet.num_finished())})
         log.add({"fleet/restarts": float(self.restarts.count)})
 
@@ -216,9 +194,7 @@ class Learner:
             try:
                 return self.evaluations.now(self.agent.policy)
             except UserError:
-                if (
-                    journal.finished
-                ):  # do not lose a trained run to environments that cannot be evaluated
+                if journal.finished:  # training is complete, only its evaluation fails
                     journal.save(self)
                 raise
         if self.evaluations.pending is None:
@@ -231,7 +207,7 @@ class Learner:
         """Log the pending evaluation if it has finished."""
         if evaluation := self.evaluations.take(wait=wait):
             with self.journal.clock.paused():
-                self.journal.log.write(evaluation.counters, evaluation.metrics)
+                self.journal.log.write(*evaluation[:2])
                 self.journal.record_evaluation(self, *evaluation)
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -239,8 +215,7 @@ class Learner:
             "agent": self.agent.state_dict(),
             "pace": self.pace.state_dict(),
             "owed": self.owed,
-            "incarnations": list(self.fleet.workers.incarnations),
-            "lines": list(self.received),
+            **self.fleet.state_dict(),
         }
         return state | {"replay": self.replay.state_dict()} if with_replay else state
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from fleetfoot.agents.contract import InitialPriority
 from fleetfoot.data import Obs, Transition
 from fleetfoot.ops.nstep import fold
+from fleetfoot.replay.replay import ReplayConfig
 
 
-class RecordingBehaviour(nn.Module):
+class Recorder(nn.Module):
     """A behaviour network that remembers its last output."""
 
     behaviour_output: Tensor | None = None
@@ -49,17 +50,11 @@ class LocalBuffer:
     """Returns each vec step n steps later, together with the errors of its rows."""
 
     def __init__(
-        self,
-        initial_priority: InitialPriority,
-        acting: RecordingBehaviour,
-        *,
-        n_step: int,
-        gamma: float,
-        bootstrap_truncated: bool,
+        self, initial_priority: InitialPriority, acting: Recorder, cfg: ReplayConfig, gamma: float
     ):
-        """`acting`: chooses the actions of the steps that are added."""
-        self.initial_priority, self.acting = initial_priority, acting
-        self.n_step, self.gamma, self.bootstrap_truncated = n_step, gamma, bootstrap_truncated
+        """`acting`: chooses the actions of the steps that are added; `cfg`: says how the replay folds windows."""
+        self.initial_priority, self.acting, self.gamma = initial_priority, acting, gamma
+        self.n_step, self.bootstrap_truncated = cfg.n_step, cfg.bootstrap_truncated
         self.lines: deque[Line] = deque()
 
     @torch.no_grad()
@@ -67,9 +62,7 @@ class LocalBuffer:
         """Take in a vec step; returns the one of n steps ago and its absolute errors [V], once there is one."""
         q, value = self.initial_priority(step.obs, step.action, self.acting.take(step.obs))
         last_value = torch.zeros_like(value)
-        if self.bootstrap_truncated and bool(
-            step.truncated.any()
-        ):  # on the CPU: no device to wait for
+        if self.bootstrap_truncated and step.truncated.any():  # on the CPU, so nothing waits
             output = self.acting.behaviour(step.next_obs)
             _, values = self.initial_priority(step.next_obs, step.action, output)
             last_value = torch.where(step.truncated, values, 0.0)

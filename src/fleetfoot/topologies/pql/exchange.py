@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
+from fleetfoot.agents.contract import ActorCritic
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.log import Totals
+from fleetfoot.optim import LocalStepper
 
 T = TypeVar("T")
 
@@ -61,15 +63,32 @@ class Setup(NamedTuple):
     updates: int = 0  # made so far
 
 
-class Version(Protocol):
-    """Published weights."""
+def policy_weights(agent: ActorCritic) -> list[Tensor]:
+    """What `update_policy` changes and others read."""
+    state = [getattr(agent, name) for name in agent.policy_state]
+    steppers = [part for part in state if isinstance(part, LocalStepper)]
+    return [w for stepper in steppers for w in stepper.parameters] + _buffers(agent.policy, agent)
 
-    @property
-    def number(self) -> int: ...
 
-    def copy(self, into: Sequence[Tensor]) -> int:
-        """Copy the weights into tensors of the same shapes; returns the number of the version copied."""
-        ...
+def critic_weights(agent: ActorCritic) -> list[Tensor]:
+    return [*agent.critic.parameters(), *_buffers(agent.critic, agent)]
+
+
+def statistics(agent: ActorCritic) -> list[Tensor]:
+    return list(agent.norms.buffers())
+
+
+def _buffers(network: nn.Module, agent: ActorCritic) -> list[Tensor]:
+    """What belongs to the weights of a network (singular vectors), without the statistics of observations."""
+    others = {id(buffer) for buffer in agent.norms.buffers()}
+    return [buffer for buffer in network.buffers() if id(buffer) not in others]
+
+
+WEIGHTS: dict[str, Callable[[ActorCritic], list[Tensor]]] = {
+    "policy": policy_weights,
+    "critic": critic_weights,
+    "statistics": statistics,
+}
 
 
 class Versions:
@@ -98,6 +117,7 @@ class Versions:
             self.number += 1
 
     def copy(self, into: Sequence[Tensor]) -> int:
+        """Copy the newest version; returns its number."""
         with self.lock:
             if self.written is not None:
                 torch.cuda.current_stream().wait_event(self.written)
@@ -148,6 +168,9 @@ def copy_flat_(into: Sequence[Tensor], arrays: Sequence[Any]) -> None:
             start += tensor.numel()
 
 
+Version: TypeAlias = Versions | FlatVersion
+
+
 class Parcel(NamedTuple, Generic[T]):
     """Something on its way from one thread to others."""
 
@@ -156,7 +179,7 @@ class Parcel(NamedTuple, Generic[T]):
 
 
 def parcel(item: T) -> Parcel[T]:
-    on_gpu = any(tensor.is_cuda for tensor in _tensors(item))
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(item))
     return Parcel(item, torch.cuda.current_stream().record_event() if on_gpu else None)
 
 
@@ -205,11 +228,3 @@ def copied(tree: T) -> T:
 
     result: T = tree_map(copy, tree)
     return result
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple):
-        for branch in tree:
-            yield from _tensors(branch)

@@ -50,7 +50,7 @@ from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Journal, State, fitting
 from fleetfoot.topologies.pql.exchange import Outcome, Report, Version
-from fleetfoot.topologies.pql.schedule import Round, Schedule
+from fleetfoot.topologies.pql.schedule import Round, Schedule, joined
 from fleetfoot.topologies.pql.stages import STAGES
 from fleetfoot.topologies.pql.threads import InProcessConfig
 
@@ -72,20 +72,10 @@ class Transport(Protocol):
     @property
     def versions(self) -> Mapping[str, Version]: ...
 
-    def submit(self, planned: Round) -> None:
-        """Begin a round, behind those of its stage that were begun before."""
-        ...
-
+    def submit(self, planned: Round) -> None: ...  # behind those of its stage begun before
     def wait_until(self, done: Callable[[], bool]) -> None: ...
-
-    def run(self, planned: Round) -> None:
-        """Make one round now, while all stages are idle."""
-        ...
-
-    def ask(self, stage: str, method: str, *arguments: Any) -> Any:
-        """What a method of a stage returns, while all stages are idle."""
-        ...
-
+    def run(self, planned: Round) -> None: ...  # now, while all stages are idle
+    def ask(self, stage: str, method: str, *arguments: Any) -> Any: ...  # likewise
     def metrics(self) -> dict[str, float]: ...
 
 
@@ -264,15 +254,8 @@ class Coordinator:
         return self.agent.policy
 
     def state_dict(self, *, with_replay: bool) -> State:
-        """Of the same form in all placements."""
-        actor, critic, policy = (
-            self.transport.ask(stage, "state_dict", with_replay) for stage in STAGES
-        )
-        state: State = self.schedule.state_dict() | actor
-        state["agent"] = critic["agent"] | policy["agent"]
-        if with_replay:
-            state["replay"] = critic["replay"] | {"observations": policy["observations"]}
-        return state
+        shares = {s: self.transport.ask(s, "state_dict", with_replay) for s in STAGES}
+        return self.schedule.state_dict() | joined(shares, self.transport.agent.policy_state)
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

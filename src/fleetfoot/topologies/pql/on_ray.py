@@ -26,10 +26,10 @@ from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import State
-from fleetfoot.topologies.pql.exchange import FlatVersion, Outcome, Setup
+from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Outcome, Setup
 from fleetfoot.topologies.pql.processes import CPU, PROCESSES, Started
-from fleetfoot.topologies.pql.schedule import Round
-from fleetfoot.topologies.pql.stages import STAGES, WEIGHTS
+from fleetfoot.topologies.pql.schedule import Round, share_of
+from fleetfoot.topologies.pql.stages import STAGES
 from fleetfoot.topologies.ray.cluster import ClusterFields, check_device, cluster
 from fleetfoot.topologies.ray.transport import pack_recipe, to_arrays, to_tensors
 from fleetfoot.topologies.ray.workers import Restarts, cause, died, raise_mistake, remote
@@ -142,7 +142,7 @@ class Processes:
 
     def _start(self, stage: str, state: State | None) -> Started:
         """Have a new process build its stage, or the first of its successors that can."""
-        share = None if state is None else STAGES[stage].share_of(state)
+        share = None if state is None else share_of(stage, state)
         while True:
             # Put again for each: it may be lost with the machine.
             stored = self.ray.put(to_arrays(share, copy=False))

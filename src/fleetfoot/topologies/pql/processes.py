@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from fleetfoot.data import EnvSpec, Obs, Transition
-from fleetfoot.topologies.pql.exchange import FlatVersion, Order, Outcome, Setup, flat
-from fleetfoot.topologies.pql.stages import WEIGHTS, Actor, CriticLearner, PolicyLearner, Stage
+from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Order, Outcome, Setup, flat
+from fleetfoot.topologies.pql.stages import Actor, CriticLearner, PolicyLearner, StageType
 from fleetfoot.topologies.ray.cluster import load_ray
 from fleetfoot.topologies.ray.transport import (
     PackedRecipe,
@@ -36,7 +36,7 @@ class Started(NamedTuple):
 class StageProcess:
     """A stage, called by Ray. All work happens in methods: what a Ray actor's constructor raises is lost."""
 
-    kind: ClassVar[type[Stage]]
+    kind: ClassVar[StageType]
     parts_read: ClassVar[int] = 0  # of each vec step
     parts_made: ClassVar[int] = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,9 +152,10 @@ class Schedule:
             self.breaks = True
 
     def drop_blocks(self, planned: Round) -> None:
-        """The vec steps of a learner's round are lost."""
-        planned.blocks = []
-        self.mark_break()
+        """The vec steps of a round are lost."""
+        if planned.blocks:
+            planned.blocks = []
+            self.mark_break()
 
     def refill(self, stage: str) -> None:
         """A learner has lost its memory: nobody learns for a warm-up, and that is not made up for."""
@@ -169,12 +170,9 @@ class Schedule:
             block.policy_updates = 0
 
     def state_dict(self) -> State:
-        """With `owed`, as in a run of `synchronous`: all checkpoints have one form."""
-        return {
-            "pace": self.pace.state_dict(),
-            "owed": 0,
-            "policy_updates": self.counts["policy"],
-        }
+        # Nothing is owed while all are idle; `synchronous` has the same entry.
+        counts = {"owed": 0, "policy_updates": self.counts["policy"]}
+        return counts | {"pace": self.pace.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self.pace.load_state_dict(state["pace"])
@@ -184,3 +182,25 @@ class Schedule:
         self.counts = dict(zip(STAGES, counts, strict=True))
         self.planned_updates = state["updates"]
         self.breaks = state["env"] is None  # the simulator starts again
+
+
+def joined(shares: Mapping[str, State], policy_state: Sequence[str]) -> State:
+    """What the stages add to a checkpoint. `policy_state`: what the policy learner's agent alone changes."""
+    actor, critic, policy = (shares[stage] for stage in STAGES)
+    learned = {name: policy["agent"][name] for name in policy_state}
+    state = actor | {"agent": critic["agent"] | learned}
+    if "replay" in critic:
+        state["replay"] = critic["replay"] | {"observations": policy["observations"]}
+    return state
+
+
+def share_of(stage: str, state: State) -> State:
+    """What of a checkpoint a stage loads."""
+    if stage == "actor":
+        return {name: state[name] for name in ("explorer", "env", "episodes")}
+    share = {"agent": state["agent"]}
+    if "replay" in state:
+        replay = dict(state["replay"])
+        observations = replay.pop("observations")
+        share |= {"observations": observations} if stage == "policy" else {"replay": replay}
+    return share

@@ -8,56 +8,34 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fleetfoot.agents.contract import ActorCritic, as_actor_critic
+from fleetfoot.agents.contract import as_actor_critic
 from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.execution import RECORDING, EagerLearner, Half, make_learner
+from fleetfoot.execution import RECORDING, Half, make_learner
 from fleetfoot.explore import check_behaviour
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.log.timer import StepTimer
-from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.rollout import rollout
 from fleetfoot.run.journal import State, fitting, step_metrics
-from fleetfoot.topologies.pql.exchange import Order, Outcome, Report, Setup, Version
-
-
-def policy_weights(agent: ActorCritic) -> list[Tensor]:
-    """What `update_policy` changes and others read."""
-    state = [getattr(agent, name) for name in agent.policy_state]
-    steppers = [part for part in state if isinstance(part, LocalStepper)]
-    return [w for stepper in steppers for w in stepper.parameters] + _buffers(agent.policy, agent)
-
-
-def critic_weights(agent: ActorCritic) -> list[Tensor]:
-    return [*agent.critic.parameters(), *_buffers(agent.critic, agent)]
-
-
-def statistics(agent: ActorCritic) -> list[Tensor]:
-    return list(agent.norms.buffers())
-
-
-def _buffers(network: nn.Module, agent: ActorCritic) -> list[Tensor]:
-    """What belongs to the weights of a network (singular vectors), without the statistics of observations."""
-    others = {id(buffer) for buffer in agent.norms.buffers()}
-    return [buffer for buffer in network.buffers() if id(buffer) not in others]
-
-
-WEIGHTS: dict[str, Callable[[ActorCritic], list[Tensor]]] = {
-    "policy": policy_weights,
-    "critic": critic_weights,
-    "statistics": statistics,
-}
+from fleetfoot.topologies.pql.exchange import (
+    WEIGHTS,
+    Order,
+    Outcome,
+    Report,
+    Setup,
+    Version,
+)
 
 
 def synchronize(device: torch.device) -> None:
@@ -110,6 +88,10 @@ class Stage:
     def _work(self, order: Order, vec_steps: Sequence[Any]) -> Outcome:
         raise NotImplementedError
 
+    def load(self, share: State) -> None:
+        """Take over the stage's share of a checkpoint; UserError where that does not fit the recipe."""
+        raise NotImplementedError
+
     @staticmethod
     def select(fresh: Transition) -> Any:
         """What of a vec step the stage reads."""
@@ -135,25 +117,6 @@ class Stage:
         self.waited, self.idle_since = 0.0, None  # writing the log is not waiting
         return report
 
-    def state_dict(self, with_replay: bool) -> State:
-        """Its share of a checkpoint."""
-        raise NotImplementedError
-
-    @staticmethod
-    def share_of(state: State) -> State:
-        """What of a checkpoint the stage loads."""
-        raise NotImplementedError
-
-    def load(self, share: State) -> None:
-        """UserError where the checkpoint does not fit the recipe."""
-        with fitting():
-            self._load(share)
-
-    def _load(self, share: State) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
-
 
 class Actor(Stage):
     """Simulates and explores, and evaluates."""
@@ -169,8 +132,7 @@ class Actor(Stage):
         check_behaviour(self.agent.behaviour, self.explorer.takes_noise)
         self.explorer.skip(setup.vec_steps)
         self.episodes = EpisodeStats(recipe.num_envs, device)
-        seed = recipe.seeds().evaluation
-        self.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, device)
+        self.evaluator = Evaluator(recipe.env, recipe.evaluation, recipe.seeds().evaluation, device)
         self.first = True
         self._act_on(obs)
 
@@ -217,21 +179,16 @@ class Actor(Stage):
             "episodes": self.episodes.state_dict(),
         }
 
-    @staticmethod
-    def share_of(state: State) -> State:
-        return {name: state[name] for name in ("explorer", "env", "episodes")}
-
-    def _load(self, share: State) -> None:
-        share = copy.deepcopy(
-            share
-        )  # simulators may keep the tensors, which must not be written to
-        self.explorer.load_state_dict(share["explorer"])
-        self.episodes.load_state_dict(share["episodes"])
-        if share["env"] is not None:
-            self._act_on(self.env.load_state_dict(share["env"]))
-        else:  # the simulator starts again
-            self.episodes.restart()
-            self.explorer.restart(torch.ones_like(self.episodes.returns, dtype=torch.bool))
+    def load(self, share: State) -> None:
+        share = copy.deepcopy(share)  # simulators keep tensors, and those of a store are read-only
+        with fitting():
+            self.explorer.load_state_dict(share["explorer"])
+            self.episodes.load_state_dict(share["episodes"])
+            if share["env"] is not None:
+                self._act_on(self.env.load_state_dict(share["env"]))
+                return
+        self.episodes.restart()  # the simulator starts again
+        self.explorer.restart(torch.ones_like(self.episodes.returns, dtype=torch.bool))
 
     def close(self) -> None:
         try:
@@ -244,30 +201,34 @@ class Learner(Stage):
     """One half of an agent's update, and the memory it draws from."""
 
     half: ClassVar[Half]
-    memory: Replay | Observations
-    learner: EagerLearner
-    memory_name: ClassVar[str]  # in the learner's share of a checkpoint
+    memory_name: ClassVar[str]  # in a checkpoint
 
-    def _build_learner(self) -> EagerLearner:
-        return make_learner(
+    def _learns_from(self, memory: Replay | Observations) -> None:
+        self.memory = memory
+        self.learner = make_learner(
             self.agent,
-            self.memory,
+            memory,
             self.recipe.batch_size,
             half=self.half,
             precision=self.recipe.precision,
             mode=self.recipe.execution,
             device=self.device,
-            split=self.timer,
+            timer=self.timer,
         )
 
     def _learn(self, updates: int) -> None:
         with self._compiling(not self.learner.ready(updates)):
             self.log.add(self.learner(updates))
 
-    def _load(self, share: State) -> None:
-        self.agent.load_state_dict(copy.deepcopy(share["agent"]))  # optimisers keep the tensors
-        if self.memory_name in share:
-            self.memory.load_state_dict(share[self.memory_name])
+    def state_dict(self, with_replay: bool) -> State:
+        state: State = {"agent": self.agent.state_dict()}
+        return state | {self.memory_name: self.memory.state_dict()} if with_replay else state
+
+    def load(self, share: State) -> None:
+        with fitting():
+            self.agent.load_state_dict(copy.deepcopy(share["agent"]))  # optimisers keep tensors
+            if self.memory_name in share:
+                self.memory.load_state_dict(share[self.memory_name])
 
 
 class CriticLearner(Learner):
@@ -278,14 +239,14 @@ class CriticLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        self.replay = self.memory = recipe.replay.build(
+        self.replay = recipe.replay.build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,
             device=device,
             beside=setup.bytes_beside,
         )
-        self.learner = self._build_learner()
+        self._learns_from(self.replay)
 
     def _work(self, order: Order, vec_steps: Sequence[Transition]) -> Outcome:
         """Append the vec steps and update the critics."""
@@ -298,18 +259,6 @@ class CriticLearner(Learner):
         self._learn(order.amount)
         return Outcome({}, ("critic",) * (order.amount > 0) + ("statistics",) * bool(vec_steps))
 
-    def state_dict(self, with_replay: bool) -> State:
-        state: State = {"agent": self.agent.state_dict()}
-        return state | {"replay": self.replay.state_dict()} if with_replay else state
-
-    @staticmethod
-    def share_of(state: State) -> State:
-        share = {"agent": state["agent"]}
-        if "replay" not in state:
-            return share
-        replay = {name: part for name, part in state["replay"].items() if name != "observations"}
-        return share | {"replay": replay}
-
 
 class PolicyLearner(Learner):
     """Learns the policy, from observations alone."""
@@ -321,12 +270,10 @@ class PolicyLearner(Learner):
         super().__init__(recipe, device, setup)
         Observations.check_fit(recipe.replay, self.spec, device)
         seed = recipe.seeds().replay + (not setup.same_rows)
-        self.observations = self.memory = Observations(
-            recipe.replay, self.spec, seed=seed, device=device
-        )
+        self.observations = Observations(recipe.replay, self.spec, seed=seed, device=device)
+        self._learns_from(self.observations)
         if device.type == "cpu":
             self.bytes_to_fill = Observations.bytes(recipe.replay, self.spec)
-        self.learner = self._build_learner()
 
     @staticmethod
     def select(fresh: Transition) -> Obs:
@@ -341,22 +288,6 @@ class PolicyLearner(Learner):
         self._learn(order.amount)
         return Outcome({}, ("policy",) * (order.amount > 0))
 
-    def state_dict(self, with_replay: bool) -> State:
-        """What `update_policy` alone changes, and the observations."""
-        whole = self.agent.state_dict()
-        state: State = {"agent": {name: whole[name] for name in self.agent.policy_state}}
-        return state | {"observations": self.observations.state_dict()} if with_replay else state
 
-    @staticmethod
-    def share_of(state: State) -> State:
-        share = {"agent": state["agent"]}
-        if "replay" not in state:
-            return share
-        return share | {"observations": state["replay"]["observations"]}
-
-
-STAGES: dict[str, type[Actor] | type[CriticLearner] | type[PolicyLearner]] = {
-    "actor": Actor,
-    "critic": CriticLearner,
-    "policy": PolicyLearner,
-}
+StageType: TypeAlias = type[Actor] | type[CriticLearner] | type[PolicyLearner]
+STAGES: dict[str, StageType] = {"actor": Actor, "critic": CriticLearner, "policy": PolicyLearner}

@@ -4,7 +4,7 @@ has a stream of its own."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ from fleetfoot.run.journal import State
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.overlap import quick_turns
 from fleetfoot.topologies.pql.exchange import Inbox, Setup, Versions, copied, parcel
-from fleetfoot.topologies.pql.schedule import Round
+from fleetfoot.topologies.pql.schedule import Round, share_of
 from fleetfoot.topologies.pql.stages import (
     STAGES,
     Actor,
     CriticLearner,
     PolicyLearner,
+    Stage,
     synchronize,
 )
 
@@ -55,10 +56,11 @@ class InProcessConfig:
             policy = PolicyLearner(recipe, device, setup)
             setup = setup._replace(bytes_beside=policy.bytes_to_fill)
             critic = CriticLearner(recipe, device, setup)
+            stages = {"actor": actor, "critic": critic, "policy": policy}
             if state is not None:
-                for stage in (actor, critic, policy):
-                    stage.load(stage.share_of(state))
-            threads = Threads(device, actor, critic, policy)
+                for name, stage in stages.items():
+                    stage.load(share_of(name, state))
+            threads = Threads(device, stages)
             threads.eager = resolved(recipe.execution, device) == "eager"
             threads.start()
             stack.callback(threads.stop)
@@ -71,11 +73,8 @@ class Threads:
     ahead = 1  # rounds of a stage begun at once
     coordinator: Coordinator
 
-    def __init__(
-        self, device: torch.device, actor: Actor, critic: CriticLearner, policy: PolicyLearner
-    ):
-        self.device, self.agent = device, actor.agent
-        self.stages = {"actor": actor, "critic": critic, "policy": policy}
+    def __init__(self, device: torch.device, stages: Mapping[str, Stage]):
+        self.device, self.stages, self.agent = device, stages, stages["actor"].agent
         self.versions = {
             name: Versions(stage.weights(name))
             for stage in self.stages.values()

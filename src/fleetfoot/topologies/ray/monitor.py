@@ -87,12 +87,11 @@ class Monitor:
                 result: Result = ray.get(training)
                 self._show(ray.get(reports))
                 return result
-            if stop is not None:
-                refused = ray.wait([stop], timeout=0)[0] and not ray.get(stop)
-                if (
-                    refused or not answered
-                ):  # it waits for cores, or for its actors, and might never end
-                    raise KeyboardInterrupt
+            # Without free cores the learner never answers; without its actors it refuses, and may wait forever.
+            if stop is not None and not answered:
+                raise KeyboardInterrupt
+            if stop is not None and ray.wait([stop], timeout=0)[0] and not ray.get(stop):
+                raise KeyboardInterrupt
 
     def _show(self, reports: list[Any]) -> None:
         for report in reports:

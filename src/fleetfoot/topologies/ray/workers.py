@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Counters
+from fleetfoot.run.journal import State
 from fleetfoot.topologies.ray.transport import PackedRecipe, to_arrays, to_tensors, unpack_recipe
 
 CPU = torch.device("cpu")
+Metrics = dict[str, float]
 
 
 def remote(ray: Any, cls: type, *, cpus: float, gpus: float = 0.0, **options: Any) -> Any:
@@ -119,7 +121,6 @@ class Workers:
         self,
         ray: Any,
         launch: Callable[[int], tuple[Any, Any]],
-        *,
         incarnations: list[int],
         name: Callable[[int], str],
         restarts: Restarts,
@@ -178,7 +179,7 @@ class RemoteEvaluator:
         self.packed = packed
         self.evaluator: Evaluator | None = None
 
-    def evaluate(self, policy: Any) -> dict[str, float]:
+    def evaluate(self, policy: Any) -> Metrics:
         if self.evaluator is None:
             torch.set_num_threads(1)
             recipe = unpack_recipe(self.packed)
@@ -189,39 +190,31 @@ class RemoteEvaluator:
         return self.evaluator(self.policy).metrics()
 
 
-class Evaluation(NamedTuple):
-    """Also a pending one, whose metrics are still a call."""
-
-    counters: Counters  # when it was requested
-    metrics: Any
-    state: dict[str, Any]  # of the run at that time
-
-
 class Evaluations:
     """The learner's side of the evaluator: at most one evaluation at a time, and a new process if one is lost."""
 
-    def __init__(self, ray: Any, packed: PackedRecipe, *, cpus: float, restarts: Restarts):
+    def __init__(self, ray: Any, packed: PackedRecipe, cpus: float, restarts: Restarts):
         self.ray, self.packed, self.cpus, self.restarts = ray, packed, cpus, restarts
         self.process: Any = None
-        self.pending: Evaluation | None = None
+        self.pending: tuple[Any, Counters, State] | None = None
 
-    def request(self, policy: torch.nn.Module, counters: Counters, state: dict[str, Any]) -> None:
+    def request(self, policy: torch.nn.Module, counters: Counters, state: State) -> None:
         """Evaluate `policy` as it is now. There must be no pending evaluation."""
         assert self.pending is None
-        self.pending = Evaluation(counters, self._call(policy), state)
+        self.pending = self._call(policy), counters, state
 
-    def take(self, *, wait: bool = False) -> Evaluation | None:
-        """The finished evaluation. None: not finished, or lost together with its process."""
-        pending = self.pending
-        if pending is None:
+    def take(self, *, wait: bool = False) -> tuple[Counters, Metrics, State] | None:
+        """The metrics, with what they were requested with. None: not finished, or lost together with the process."""
+        if self.pending is None:
             return None
-        if not self.ray.wait([pending.metrics], timeout=None if wait else 0)[0]:
+        call, counters, state = self.pending
+        if not self.ray.wait([call], timeout=None if wait else 0)[0]:
             return None
         self.pending = None
-        metrics = self._result(pending.metrics)
-        return None if metrics is None else pending._replace(metrics=metrics)
+        metrics = self._result(call)
+        return None if metrics is None else (counters, metrics, state)
 
-    def now(self, policy: torch.nn.Module) -> dict[str, float]:
+    def now(self, policy: torch.nn.Module) -> Metrics:
         """Evaluate and wait; repeated with a new process if one is lost."""
         while (metrics := self._result(self._call(policy))) is None:
             ...
@@ -232,9 +225,9 @@ class Evaluations:
             self.process = remote(self.ray, RemoteEvaluator, cpus=self.cpus).remote(self.packed)
         return self.process.evaluate.remote(to_arrays(policy.state_dict()))
 
-    def _result(self, call: Any) -> dict[str, float] | None:
+    def _result(self, call: Any) -> Metrics | None:
         try:
-            metrics: dict[str, float] = self.ray.get(call)
+            metrics: Metrics = self.ray.get(call)
             return metrics
         except Exception as error:
             self.restarts.note("the evaluator", error)
