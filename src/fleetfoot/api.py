@@ -108,6 +108,8 @@ def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False
         if all(multi_seed.is_finished(seed_folder, recipe) for seed_folder in folders):
             raise _finished(Path(folder), recipe.total_vec_steps)
         for seed_folder, other in zip(folders, stored, strict=True):
+            if not has_checkpoint(seed_folder):
+                clear(seed_folder)
             write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
         return multi_seed.train(recipe, [other.seed for other in stored], folders)
 

@@ -17,10 +17,10 @@ from fleetfoot.data import Continuous, Discrete, Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.nn.controller import ExpConfig
 from fleetfoot.nn.gaussian import Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
+from fleetfoot.nn.scalar import ExpConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 from fleetfoot.run.build import open_run
@@ -122,6 +122,36 @@ def test_the_adjusters_follow_the_divergence() -> None:
         assert (agent.kl_weight() < 1.0) == rises
 
 
+@pytest.mark.parametrize("low", [0.0, 0.5, 1.0])
+def test_pessimism_is_the_policys_and_the_lower_end_of_optimism(low: float) -> None:
+    """Targets keep the smaller critic, as the published code does; b_up = exp(x) - b_low begins at 0.5 - b_low."""
+    agent, batch = make_agent(replace(SMALL, pessimism=low)), make_batch(make_spec())
+    noise = torch.zeros(6, 2)
+    with torch.no_grad():
+        action, log_prob = agent.gaussian.sample(batch.next_obs, noise)
+        smaller = agent.critic_target(batch.next_obs, action)[..., 0].amin(0)
+        y = batch.reward + batch.discount * (smaller - agent.alpha() * log_prob)
+        torch.testing.assert_close(agent.target(batch, noise), y)  # (1)
+        action, log_prob = agent.gaussian.sample(batch.obs, noise)
+        q1, q2 = agent.critic(batch.obs, action)[..., 0]
+        value = (q1 + q2) / 2 - low * (q1 - q2).abs() / 2
+        wanted = (agent.alpha() * log_prob - value).mean()  # (4)
+        assert agent.policy_loss(batch.obs, noise).loss.item() == pytest.approx(
+            wanted.item(), rel=1e-4
+        )
+    assert agent.optimism().item() == pytest.approx(0.5 - low)
+    with torch.no_grad():
+        agent.optimism.get_parameter("raw").fill_(-100.0)
+    assert agent.optimism().item() == pytest.approx(-low), "the lower end"
+    # Near its lower end b_up is pushed up, whatever the divergence says.
+    with torch.no_grad():
+        agent.optimism.get_parameter("raw").fill_(math.log(5e-4))
+    (slope,) = torch.autograd.grad(
+        agent.adjuster_loss(torch.tensor(1.0)), list(agent.optimism.parameters())
+    )
+    assert slope < 0
+
+
 def test_optimism_does_not_collapse_and_may_stay_negative() -> None:
     cfg = replace(SMALL, adjuster_optim=AdamConfig(lr=0.3, beta1=0.5))
     agent = make_agent(cfg)
@@ -195,7 +225,7 @@ def test_the_divergence_settles_at_its_target() -> None:
 def test_the_optimist_goes_where_the_critics_disagree(kind: str) -> None:
     """They disagree on the right half: the optimist's mean ends up to the right of the policy's."""
     delta = DeltaConfig(net=replace(TINY, hidden=(16,)))
-    cfg = replace(SMALL, renew="initial", optimism=ExpConfig(start=1.0, offset=1.0))
+    cfg = replace(SMALL, renew="initial", optimism=ExpConfig(start=2.0))
     cfg = replace(cfg, optimist=delta) if kind == "delta" else cfg
     fast = AdamConfig(lr=3e-3)
     cfg = replace(cfg, policy_optim=fast, optimist_optim=fast)
@@ -253,6 +283,28 @@ def test_the_optimist_is_renewed(renew: Any) -> None:
     agent.update(make_batch(make_spec()))
     agent.observe(make_transition(make_spec(), 3))
     assert agent.step_optimist.steps == 1
+
+
+def actors(agent: DAC) -> tuple[list[Tensor], list[Tensor]]:
+    assert isinstance(agent.optimist, Independent)
+    optimist = agent.optimist.gaussian
+    return list(agent.gaussian.parameters()), list(optimist.parameters())
+
+
+@pytest.mark.parametrize("renew", ["copy", "initial"])
+def test_the_optimist_begins_as_it_is_renewed_also_after_a_full_reset(renew: Any) -> None:
+    agent = make_agent(replace(SMALL, renew=renew, renew_every=0, resets=(9,)))
+
+    def same() -> bool:
+        return all(torch.equal(a, b) for a, b in zip(*actors(agent), strict=True))
+
+    assert same() == (renew == "copy")
+    for seed in range(2):  # 8 env steps
+        agent.observe(make_transition(make_spec(), seed))
+        agent.update(make_batch(make_spec(), seed=seed))
+    assert not same()
+    agent.observe(make_transition(make_spec(), 2))
+    assert same() == (renew == "copy")
 
 
 @pytest.mark.parametrize("cfg", [SMALL, BROConfig(optimist=None, policy_net=TINY)])

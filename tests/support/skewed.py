@@ -18,13 +18,13 @@ from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 
 @part
 class SkewedEnvConfig:
-    """The pendulum, each of whose steps takes so many seconds. Of the environments that train, step number `fails_at`
-    raises, in one actor's first life, and step number `waits_at` waits until there is a file `waits_for`."""
+    """The pendulum, each of whose steps takes so many seconds; the one number `fails_at` of the environments that
+    train raises, in one actor's first life, and the one number `waits_at` takes until there is a file `marker`."""
 
     seconds: float = 0.0
     fails_at: int = 0
     waits_at: int = 0
-    waits_for: str = ""
+    marker: str = ""
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
         env, count = TensorConfig(task="pendulum").build(num_envs, seed, device), 0
@@ -35,7 +35,9 @@ class SkewedEnvConfig:
             count += 1
             if count == self.fails_at:
                 raise ZeroDivisionError("the motor is too hot")
-            while count == self.waits_at and not Path(self.waits_for).exists():
+            stuck = time.monotonic() + 120
+            while count == self.waits_at and not Path(self.marker).exists():
+                assert time.monotonic() < stuck
                 time.sleep(0.01)
             time.sleep(self.seconds)
             return true_step(action)

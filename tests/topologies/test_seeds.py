@@ -139,6 +139,7 @@ TD3_NETS = {"policy_net": tanh(), "critic_net": tanh()}
             18,
             id="overlap",
         ),
+        pytest.param(short("flash_sac/pendulum"), [1, 2], 18, id="flash_sac"),
         pytest.param(short("ddpg/pendulum", agent=TD3_NETS), [1, 2], 18, id="ddpg"),
         pytest.param(short("pql_d/pendulum", agent=TD3_NETS), [1, 2], 18, id="pql_d"),
         pytest.param(short("dqn/cartpole", agent={"target_every": 6}), [1, 2], 18, id="dqn"),

@@ -75,7 +75,7 @@ class Looking:
         self.counts: list[tuple[int, ...]] = []  # vec steps, critic updates, policy updates
         self.made: list[tuple[Any, ...]] = []  # every round: its stage, its order, what came of it
         self.finished: dict[str, int] = {}  # vec steps of each stage
-        self.acts: list[tuple[int, Callable[[], None]]] = []
+        self.acts: list[tuple[int, int, Callable[[], None]]] = []
         true = Coordinator.finished
 
         def finished(run: Coordinator, made: Round, outcome: Outcome, data: Any = None) -> None:
@@ -88,15 +88,17 @@ class Looking:
                 loose = run.cfg.free or run.cfg.lockstep
                 assert loose or p <= v <= a <= v + lead <= p + 2 * lead
                 self.counts.append(tuple(run.schedule.counts.values()))
-            for act in [act for step, act in self.acts if step <= run.journal.vec_steps]:
+            steps, updates = self.counts[-1][:2]
+            due = [act for act in self.acts if act[0] <= steps and act[1] <= updates]
+            self.acts = [act for act in self.acts if act not in due]
+            for _, _, act in due:
                 act()
-            self.acts = [act for act in self.acts if act[0] > run.journal.vec_steps]
 
         monkeypatch.setattr(Coordinator, "finished", finished)
 
-    def when(self, vec_steps: int, act: Callable[[], None]) -> None:
+    def when(self, vec_steps: int, act: Callable[[], None], updates: int = 0) -> None:
         """Do something as soon as the run has come so far."""
-        self.acts.append((vec_steps, act))
+        self.acts.append((vec_steps, updates, act))
 
     def ratios(self, begin: int, end: int) -> tuple[float, float]:
         """Critic updates per vec step and policy updates per critic update between two vec steps."""
@@ -245,11 +247,15 @@ def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
 
 @pytest.mark.slow
 def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Looking) -> None:
-    recipe = pql(topology=on_ray(free=True), env=SkewedEnvConfig(seconds=0.2), log=RARELY)
+    """A simulator that stands still until many updates are made."""
+    marker = tmp_path / "go on"
+    env = SkewedEnvConfig(waits_at=40, marker=str(marker))
+    looking.when(39, marker.touch, updates=400)
     looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
-    result = train(recipe, tmp_path / "run")
+    result = train(pql(topology=on_ray(free=True), env=env, log=RARELY), tmp_path / "run")
     assert not result.finished
-    assert result.counters.updates > 2 * 8 * (result.counters.vec_steps - 32)
+    assert marker.exists()
+    assert result.counters.updates >= 400 > 8 * (result.counters.vec_steps - 32)
     assert_at_a_common_point(tmp_path / "run", result)
 
 

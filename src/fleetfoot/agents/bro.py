@@ -40,14 +40,13 @@ from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
-from fleetfoot.nn.controller import AdjusterConfig, LearnedScalar, SquashedConfig
 from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy, Sampled
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.optimist import DeltaConfig, Optimist, OptimistConfig, OptimisticPolicy
 from fleetfoot.nn.reset import ResetPoint, Resets
-from fleetfoot.nn.scalar import Temperature
+from fleetfoot.nn.scalar import LearnedScalarConfig, SquashedConfig, Temperature
 from fleetfoot.ops import quantile
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
@@ -81,9 +80,9 @@ class BROConfig:
     """The optimist acts with its standard deviation times this."""
     kl_target: float = 0.05
     """Of the optimist to the policy, per action component (KL*)."""
-    optimism: AdjusterConfig = SquashedConfig(start=1.0)
+    optimism: LearnedScalarConfig = SquashedConfig(start=1.0)
     """omega, and its value at the start."""
-    kl_weight: AdjusterConfig = SquashedConfig(start=0.25)
+    kl_weight: LearnedScalarConfig = SquashedConfig(start=0.25)
     """lambda, and its value at the start."""
     resets: tuple[int, ...] = RESETS
     """Env steps before whose updates everything but the replay begins anew."""
@@ -140,8 +139,8 @@ class BRO(Stateful):
         self.behaviour: Sampled | OptimisticPolicy = Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
-        self.optimism: LearnedScalar = cfg.optimism.build().to(device)
-        self.kl_weight: LearnedScalar = cfg.kl_weight.build().to(device)
+        self.optimism = cfg.optimism.build().to(device)
+        self.kl_weight = cfg.kl_weight.build().to(device)
         self.tau_i = quantile.midpoints(outputs, device)
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)

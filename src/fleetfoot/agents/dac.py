@@ -4,25 +4,26 @@ Nauman & Cygan, "Decoupled Actor-Critic", later "On the Theory of Risk-Aware Age
 actor-critic with R, d the folded reward and discount, alpha the temperature, Q_mean and Q_spread the mean and half the
 distance of the two critics, (mu, sigma) the policy's Gaussian before tanh and (mu_o, sigma_o) the optimist's:
 
-    (1)  y = R + d (Q_mean - b_low Q_spread - alpha log pi'),   a', log pi' ~ policy(s'), target critics;
-         b_low = pessimism = 1: the smaller of the two
+    (1)  y = R + d (Q_mean - b_target Q_spread - alpha log pi'),   a', log pi' ~ policy(s'), target critics;
+         b_target = 1: the smaller of the two
     (2)  critic loss = sum_heads mean_batch (Q - y)^2
     (3)  critic_target <- (1 - tau) critic_target + tau critic
     (4)  policy loss = mean_batch [alpha log pi(a|s) - (Q_mean - b_low Q_spread)],   a ~ policy(s)
     (5)  optimist loss = -mean_batch [Q_mean + b_up Q_spread](s, a_o) + min(w, 20) KL,   a_o ~ tanh N(mu_o, f sigma_o),
          KL = mean_batch KL(N(mu_o, sigma_o) || N(mu, sigma)), measured without the factor f
     (6)  temperature loss = alpha (entropy - H*),   H* = target_entropy_per_action * A
-    (7)  b_up = exp(x) - b_low,   loss (b_up + b_low) (KL / A - KL*) - min(b_up, -0.999)
+    (7)  b_up = exp(x) - b_low,   loss (b_up + b_low) (KL / A - KL*) - min(b_up, 0.001 - b_low)
     (8)  w = exp(x'),   loss -w (KL / A - KL*)
-    (9)  every `renew_every` env steps optimist, b_up, w and their optimisers begin anew, the optimist as a copy of the
-         policy (`renew="copy"`) or from its first weights
+    (9)  every `renew_every` env steps optimist, b_up, w and their optimisers begin anew. Then, at the start and after
+         (10) the optimist is a copy of the policy (`renew="copy"`), or has its own first weights
     (10) at the env steps `resets`: every weight, target, scalar and optimiser as it began; the replay stays
 
 One update is (1) to (8) in this order. b_up may be negative: a milder pessimism.
 
 Deviations: [1] `renew="copy"` is what the paper describes; the published code means to copy, but leaves random weights.
 [2] Resets, and `renew="initial"`, return to the same initial weights each time. [3] Rewards may be scaled, observations
-normalised (both off, as published).
+normalised (both off, as published). [4] The floor of b_up in (7) moves with b_low; in the published code it is -0.999,
+whatever b_low is.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.controller import AdjusterConfig, ExpConfig, LearnedScalar
 from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import ORTHOGONAL, Gaussian, Greedy
@@ -46,7 +46,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.optimist import Independent, IndependentConfig, OptimistConfig, OptimisticPolicy
 from fleetfoot.nn.reset import ResetPoint, Resets
-from fleetfoot.nn.scalar import Temperature
+from fleetfoot.nn.scalar import ExpConfig, LearnedScalarConfig, Temperature
 from fleetfoot.ops.ensemble import bound
 from fleetfoot.ops.gaussian_kl import gaussian_kl
 from fleetfoot.ops.polyak import polyak_, target_copy
@@ -64,7 +64,9 @@ PLAIN = AdamConfig(lr=3e-4)
 @part
 class DACConfig:
     pessimism: float = 1.0
-    """Share of the critics' spread that targets and the policy leave out (b_low)."""
+    """Share of the critics' spread that the policy's loss takes off their mean (b_low); 1: the smaller critic."""
+    target_pessimism: float = 1.0
+    """The same for targets (b_target)."""
     tau: float = 0.005
     reward_scale: float = 1.0
     """Rewards are learned times this."""
@@ -79,17 +81,18 @@ class DACConfig:
     """The optimist acts with its standard deviation times this."""
     kl_target: float = 0.5
     """Of the optimist to the policy, per action component (KL*)."""
-    optimism: AdjusterConfig = ExpConfig(start=-0.5, offset=1.0)
-    """b_up, and its value at the start; the offset is b_low."""
-    optimism_floor: float = -0.999
-    """Below this b_up is pushed up again; just above minus the offset, where it would stand still."""
-    kl_weight: AdjusterConfig = ExpConfig(start=1.0)
+    optimism: LearnedScalarConfig = ExpConfig(start=0.5)
+    """exp(x) in b_up = exp(x) - b_low, and its value at the start."""
+    optimism_margin: float = 0.001
+    """When b_up comes this near to -b_low, where it would stand still, it is pushed up again."""
+    kl_weight: LearnedScalarConfig = ExpConfig(start=1.0)
     """w, and its value at the start."""
     max_kl_weight: float = 20.0
     """The most of w that the optimist's loss uses."""
     renew: Literal["copy", "initial"] = "copy"
+    """How the optimist begins, and begins anew: as a copy of the policy, or with weights of its own."""
     renew_every: int = 25_000
-    """Env steps; 0: never."""
+    """Env steps between two renewals of the optimist; 0: never."""
     resets: tuple[int, ...] = RESETS
     """Env steps before whose updates everything but the replay begins anew."""
     normalize_obs: bool = False
@@ -111,7 +114,7 @@ class DACConfig:
         same_net = (
             isinstance(self.optimist, IndependentConfig) and self.optimist.net == self.policy_net
         )
-        if self.renew == "copy" and self.renew_every > 0 and not same_net:
+        if self.renew == "copy" and not same_net:
             raise UserError(
                 "agent.renew copies the policy into the optimist, so agent.optimist must be an IndependentConfig "
                 "with the policy's network; use --agent.renew initial otherwise."
@@ -146,11 +149,12 @@ class DAC(Stateful):
             encoder = self.norms.encoder("actor", cfg.task_embedding)
             self.optimist = cfg.optimist.build(encoder, self.action_size, log_std).to(device)
         self.policy = Greedy(self.gaussian.to(device))
+        self._copy_policy()
         self.behaviour = OptimisticPolicy(self.gaussian, self.optimist, cfg.std_factor)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
-        self.optimism: LearnedScalar = cfg.optimism.build().to(device)
-        self.kl_weight: LearnedScalar = cfg.kl_weight.build().to(device)
+        self.optimism = cfg.optimism.build(offset=cfg.pessimism).to(device)
+        self.kl_weight = cfg.kl_weight.build().to(device)
         adjusters = nn.ModuleList([self.optimism, self.kl_weight])
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
@@ -167,10 +171,15 @@ class DAC(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         self.env_steps += fresh.reward.shape[0]
-        if self.renewals.restore_if_due_(self.env_steps - 1) and self.cfg.renew == "copy":  # (9)
+        if self.renewals.restore_if_due_(self.env_steps - 1):  # (9)
+            self._copy_policy()
+        self.resets.restore_if_due_(self.env_steps)  # (10)
+
+    def _copy_policy(self) -> None:
+        """The optimist begins, and begins anew, as the policy, or with weights of its own."""
+        if self.cfg.renew == "copy":
             assert isinstance(self.optimist, Independent)
             polyak_(self.optimist.gaussian, self.gaussian, 1.0)
-        self.resets.restore_if_due_(self.env_steps)  # (10)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
@@ -210,7 +219,7 @@ class DAC(Stateful):
     def target(self, batch: Batch, noise: Tensor) -> Tensor:
         action, log_prob = self.gaussian.sample(batch.next_obs, noise)
         q = self.critic_target(batch.next_obs, action).float().squeeze(-1)
-        soft = bound(q, self.cfg.pessimism) - self.alpha() * log_prob
+        soft = bound(q, self.cfg.target_pessimism) - self.alpha() * log_prob
         return self.cfg.reward_scale * batch.reward + batch.discount * soft  # (1)
 
     def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
@@ -244,5 +253,6 @@ class DAC(Stateful):
         excess = kl / self.action_size - self.cfg.kl_target
         upper = self.optimism()
         upper_loss = (upper + self.cfg.pessimism) * excess
-        upper_loss = upper_loss - upper.clamp(max=self.cfg.optimism_floor)  # (7)
+        floor = self.cfg.optimism_margin - self.cfg.pessimism
+        upper_loss = upper_loss - upper.clamp(max=floor)  # (7)
         return upper_loss - self.kl_weight() * excess  # (7) + (8)

@@ -38,18 +38,16 @@ def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list
     why = why_not_batched(recipe)
     if why is None and common is None and any(saved):
         why = "they have no checkpoints of the same vec step"
-    try:
-        if why is not None:
-            raise NotBatched(why)
-        if common is None:
-            for folder in folders:
-                clear(folder)
-            return train_batched(recipe, seeds, folders, [None] * len(seeds))
+    if why is None:
         # Loaded one after the other: each may hold a large replay.
-        states = (checkpoint.load(steps[common]).state for steps in saved)
-        return train_batched(recipe, seeds, folders, states)
-    except NotBatched as reason:
-        tell(f"the seeds of {recipe.name} are trained one after the other: {reason}.")
+        states = (
+            None if common is None else checkpoint.load(steps[common]).state for steps in saved
+        )
+        try:
+            return train_batched(recipe, seeds, folders, states)
+        except NotBatched as reason:
+            why = str(reason)
+    tell(f"the seeds of {recipe.name} are trained one after the other: {why}.")
     return train_in_turn(recipe, seeds, folders)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ class StackedStepper(LocalStepper):
         share; all have made equally many steps."""
         vars(self).update(vars(whole))
         vars(self).pop("optimizer", None)  # one that was made for the weights of one seed
-        self.constrain_ = vmapped(partial(_nothing_back, whole.constrain_))
+        self.constrain_ = vmapped(whole.constrain_)
         self.num_seeds = len(parts)
         self.steps.copy_(parts[0].steps)
         self.lr.copy_(parts[0].lr)
@@ -61,8 +60,3 @@ class StackedStepper(LocalStepper):
             for gradient in gradients:
                 gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
         return norm
-
-
-def _nothing_back(function: Callable[[], None]) -> tuple[()]:
-    function()
-    return ()  # what `torch.vmap` takes for nothing

@@ -99,20 +99,21 @@ class Modules(nn.Module):
         """`function` of weights that these modules hold, for all seeds at once. The dimension `seeds_at` of its tensors
         and results counts the seeds; where they have only one, that one does."""
 
+        def dim_of_seeds(x: Tensor) -> int:
+            return min(seeds_at, x.dim() - 1)
+
         def of_all_seeds(*args: Any) -> Any:
             weights = dict(self.named_parameters()) | dict(self.named_buffers())
             leaves, tree = tree_flatten(args)
-            dims = tuple(
-                min(seeds_at, leaf.dim() - 1) if isinstance(leaf, Tensor) else None
-                for leaf in leaves
-            )
+            dims = (dim_of_seeds(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
 
             def of_one_seed(weights: dict[str, Tensor], *leaves: Any) -> Any:
                 # A module that others hold too has one set of weights: they are put in once, under its first name.
                 args = (function, *tree_unflatten(leaves, tree))
-                return functional_call(self, weights, args, tie_weights=False)
+                result = functional_call(self, weights, args, tie_weights=False)
+                return () if result is None else result  # `torch.vmap` takes no None
 
             results = torch.vmap(of_one_seed, in_dims=(0, *dims))(weights, *leaves)
-            return tree_map(lambda x: x.movedim(0, min(seeds_at, x.dim() - 1)), results)
+            return tree_map(lambda x: x.movedim(0, dim_of_seeds(x)), results)
 
         return of_all_seeds

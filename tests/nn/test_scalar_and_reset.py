@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fleetfoot.errors import UserError
-from fleetfoot.nn.controller import ExpConfig, SquashedConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.normalize import RunningNorm
 from fleetfoot.nn.reset import ResetPoint, Resets
+from fleetfoot.nn.scalar import ExpConfig, SquashedConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamWConfig, RMSPropConfig
 
@@ -20,11 +20,11 @@ def test_adjusters_start_where_they_are_told() -> None:
     for start in (1.0, 0.25):
         assert SquashedConfig(start=start).build()().item() == pytest.approx(start, rel=1e-5)
         assert ExpConfig(start=start).build()().item() == pytest.approx(start, rel=1e-6)
-    assert ExpConfig(start=-0.5, offset=1.0).build()().item() == pytest.approx(-0.5)
+    assert ExpConfig(start=0.5).build(offset=1.0)().item() == pytest.approx(-0.5)
 
 
 def test_adjusters_keep_to_their_ends() -> None:
-    squashed, free = SquashedConfig().build(), ExpConfig(offset=1.0, start=0.0).build()
+    squashed, free = SquashedConfig().build(), ExpConfig(start=1.0).build(offset=1.0)
     for raw, wanted in ((50.0, 7.5), (-50.0, -10.0)):
         with torch.no_grad():
             squashed.get_parameter("raw").fill_(raw)
@@ -33,8 +33,8 @@ def test_adjusters_keep_to_their_ends() -> None:
         assert free() >= -1.0
     with pytest.raises(UserError, match="starts between"):
         SquashedConfig(start=0.0).build()
-    with pytest.raises(UserError, match="starts above -1"):
-        ExpConfig(start=-1.0, offset=1.0).build()
+    with pytest.raises(UserError, match="starts above 0"):
+        ExpConfig(start=-1.0).build(offset=2.0)
 
 
 @pytest.mark.parametrize("optim", [AdamWConfig(lr=0.01, lr_end=0.001), RMSPropConfig()])
