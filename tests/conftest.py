@@ -52,6 +52,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Grouped(config, log)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: at the end one process would wait for another that has just begun one of them."""
     items.sort(key=lambda item: item.get_closest_marker("learning") is None)

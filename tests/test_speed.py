@@ -32,7 +32,6 @@ from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
 from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 COMPILES = pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
 )
@@ -397,7 +396,7 @@ CUDA = torch.device("cuda")
 COUNTS = (1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2, 2, 2, 2)  # 1.5 updates per vec step, then 2
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "sampler", [None, ProportionalConfig(eviction=FifoConfig(every_updates=3))]
 )
@@ -439,7 +438,7 @@ def critic(agent: Any) -> tuple[Any, int]:
     return ((5,), 3) if hasattr(agent, "action_size") else (None, 0)
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     agent, replay = parts("fast_td3", CUDA)
     learn = build(agent, replay, "captured")
@@ -458,7 +457,7 @@ def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     assert agent.updates == 12
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_a_learner_that_cannot_be_recorded_goes_on_eagerly_after_one_warning() -> None:
     agent, replay = parts("fast_td3", CUDA)
     learn = build(agent, replay, "captured")
@@ -477,7 +476,7 @@ def test_a_learner_that_cannot_be_recorded_goes_on_eagerly_after_one_warning() -
     assert agent.updates == 8
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
 def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
@@ -509,7 +508,7 @@ def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
             assert torch.equal(a[k], b[k]), k  # generators among them
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_captured_training_is_the_same_twice(tmp_path: Path) -> None:
     recipe = small(device="cuda", execution="captured", total_vec_steps=60)
     for folder in "ab":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rates import stretch, wait
+from benchmarks.speed.kernels import slowest_kernels
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
 from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
@@ -78,6 +79,7 @@ def bench_learner(
     precision: Precision = "bf16",
     updates: int = 100,
     check: bool = False,
+    kernels: int = 0,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Milliseconds per update, batch drawing included, on a replay filled with noise.
@@ -88,6 +90,7 @@ def bench_learner(
     :param precision: float32, tf32 or bf16.
     :param updates: Updates timed, at least.
     :param check: Compare captured (or, without a GPU, compiled) updates with eager ones first.
+    :param kernels: List so many of the slowest kernels, on a GPU.
     :param device: auto, cpu, cuda or cuda:K.
     """
     place = resolve_device(device)
@@ -99,6 +102,9 @@ def bench_learner(
     result["updates"] = [
         measure(name, mode, precision, updates, place, rate) for name in sizes for mode in modes
     ]
+    if kernels and place.type == "cuda":
+        for name in sizes:
+            result[f"kernels_{name}"] = profile(SIZES[name], precision, place, kernels)
     return result
 
 
@@ -136,6 +142,17 @@ def measure(
     if device.type == "cuda":
         row["peak_GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
     return row
+
+
+def profile(
+    size: Size, precision: Precision, device: torch.device, most: int
+) -> list[dict[str, Any]]:
+    """The slowest kernels of captured updates."""
+    forget(device)
+    _, _, learn = build(size, "captured", precision, device)
+    for _ in range(5):
+        learn(size.updates)
+    return slowest_kernels(learn, size.updates, most)
 
 
 def compare(name: str, precision: Precision, device: torch.device) -> dict[str, Any]:

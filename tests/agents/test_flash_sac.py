@@ -20,7 +20,7 @@ from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig, joint
 from fleetfoot.api import load_policy, resume, train, train_seeds
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Discrete, EnvSpec, Obs
-from fleetfoot.diagnose.units import collected
+from fleetfoot.diagnose.units import capture_outputs
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
 from fleetfoot.explore import HeldNoiseConfig
@@ -382,7 +382,7 @@ def test_diagnoses_see_every_relu_and_change_nothing() -> None:
     agent, batch = make_agent(), make_batch(rows=ROWS)
     agent.update(batch)
     before = copy.deepcopy(agent.state_dict())
-    with collected(agent.critic) as seen:
+    with capture_outputs(agent.critic) as seen:
         agent.critic(batch.obs, batch.action)
     assert [tuple(each.shape) for each in seen] == [(2, ROWS, 64), (2, ROWS, 16)] * 2
     assert all(float(each.min()) == 0.0 for each in seen)

@@ -294,7 +294,7 @@ def test_configs_survive_json_and_list_their_tasks() -> None:
     assert set(names()) == {"pendulum", "cartpole", "catch", "point_mass"}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
 def test_contract_on_the_gpu_without_synchronisation(name: str) -> None:
     check_env(CONFIGS[name], vec_steps=205, device="cuda")

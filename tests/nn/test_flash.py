@@ -94,7 +94,7 @@ def test_networks_without_statistics_take_and_ignore_the_list() -> None:
 
 
 def test_projections_bring_everything_to_its_length() -> None:
-    net = shaken(SMALL.build(5, 3, ensemble_size=2))
+    net: Any = shaken(SMALL.build(5, 3, ensemble_size=2))
     net.constrain_()
     for module in net.modules():
         if isinstance(module, UnitLinear):

@@ -255,7 +255,7 @@ def test_batch_norm_of_half_precision_features() -> None:
     assert [t.dtype for t in found] == [torch.bfloat16, torch.float32, torch.float32]
 
 
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 def test_compiled_layers_on_a_gpu_use_them_and_stay_close(shared: bool, biased: bool) -> None:

@@ -346,7 +346,7 @@ def test_prioritised_fast_td3_solves_the_pendulum(tmp_path: Any) -> None:
     assert train_until(recipe, tmp_path / "run", -250).best_return >= -250
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("largest", ["batch", "buffer"])
 def test_on_a_gpu_neither_draws_nor_updates_wait_for_it(largest: Any) -> None:
     device = torch.device("cuda")

@@ -226,7 +226,7 @@ def test_the_two_really_happen_at_the_same_time(tmp_path: Path) -> None:
     assert not simulating()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("execution", ["eager", "captured"])
 def test_on_a_gpu_same_seed_same_bits(
     execution: Any, tmp_path: Path, request: pytest.FixtureRequest
