@@ -75,11 +75,15 @@ class MultiSeedReplay(Replay):
             return by_seed(x, seeds).transpose(0, 1)
 
         flat = super().gather(age, column, weight)
-        plain = ("action", "reward", "discount", "weight", "row_id")
-        return flat._replace(
+        # Field by field: `_replace` is more than the compiler of torch 2.11 takes.
+        return Batch(
             obs=map_obs(flat.obs, seeds_second),
+            action=seeds_second(flat.action),
+            reward=seeds_second(flat.reward),
+            discount=seeds_second(flat.discount),
             next_obs=map_obs(flat.next_obs, seeds_second),
-            **{name: seeds_second(getattr(flat, name)) for name in plain},  # type: ignore[arg-type]
+            weight=seeds_second(flat.weight),
+            row_id=seeds_second(flat.row_id),
         )
 
 
