@@ -28,7 +28,9 @@ class MultiSeedExplorer:
         ]  # each must be asked: they count
         outputs: Sequence[Tensor | None] = [None] * seeds
         if (first := inputs[0]) is not None:
-            noise = [torch.stack([own[at] for own in inputs if own]) for at in range(len(first))]
+            noise = [
+                torch.stack([asked[at] for asked in inputs if asked]) for at in range(len(first))
+            ]
             outputs = self.behaviour(map_obs(obs, lambda x: by_seed(x, seeds)), *noise).unbind()
         choices = zip(self.explorers, outputs, strict=True)
         return torch.cat([_halves(explorer).choose(output) for explorer, output in choices])

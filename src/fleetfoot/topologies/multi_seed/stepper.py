@@ -38,15 +38,15 @@ class StackedStepper(LocalStepper):
     def _share(self, parameter: Tensor, states: Sequence[dict[str, Tensor]]) -> None:
         state = self.optimizer.state[parameter]
         for name in state:
-            of_seeds = [own[name] for own in states]
+            of_seeds = [of_seed[name] for of_seed in states]
             if state[name].shape == parameter.shape:
                 state[name] = torch.stack(of_seeds)
                 shares = list(state[name])
             else:  # the number of steps, which is the same for all
                 state[name].copy_(of_seeds[0])
                 shares = [state[name]] * self.num_seeds
-            for own, share in zip(states, shares, strict=True):
-                own[name] = share
+            for of_seed, share in zip(states, shares, strict=True):
+                of_seed[name] = share
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         return super().gradients(loss.sum())  # no seed's loss depends on another's weights
