@@ -29,7 +29,9 @@ FILES = {
     for path in (ROOT / folder).rglob("*.py")
 }
 # x stands for something yet to be written; the rest are files of other projects.
-ELSEWHERE = re.compile(r"(.*/)?(x|test_x)\.(py|md)|bro_torch\.py|setup\.py|utils\.py|humanoid_bench/dmc_.*")
+ELSEWHERE = re.compile(
+    r"(.*/)?(x|test_x)\.(py|md)|bro_torch\.py|setup\.py|utils\.py|humanoid_bench/dmc_.*"
+)
 
 
 def anchors(page: Path) -> set[str]:

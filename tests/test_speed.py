@@ -6,7 +6,6 @@ import copy
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +16,18 @@ from torch import Tensor, nn
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import every
+from fleetfoot.agents.ddpg import DDPGConfig
 from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
+from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.api import resume, train
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
 from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
 from fleetfoot.execution.cuda_graph import generators, why_not_captured
 from fleetfoot.execution.learner import means
 from fleetfoot.nn.mlp import MLPConfig
-from fleetfoot.optim import AdamWConfig
+from fleetfoot.nn.torso import MLPTorsoConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
@@ -39,18 +41,29 @@ NET = MLPConfig(hidden=(16,))
 
 
 def agent_configs() -> dict[str, Any]:
-    from agents.test_ddpg import CATEGORICAL
-    from agents.test_dqn import C51
-    from agents.test_fast_td3 import SMALL
-
     moving = AdamWConfig(lr=1e-3, lr_end=1e-4)  # a schedule, so that recorded steps must advance it
+    values: dict[str, Any] = {"v_min": -5.0, "v_max": 5.0, "num_atoms": 11}
+    nets: dict[str, Any] = {"policy_net": NET, "critic_net": NET}
     return {
-        "fast_td3": replace(SMALL, policy_optim=moving, critic_optim=moving),
-        "fast_sac": FastSACConfig(
-            v_min=-5.0, v_max=5.0, num_atoms=11, policy_every=2, policy_net=NET, critic_net=NET
+        "fast_td3": FastTD3Config(**values, **nets, policy_optim=moving, critic_optim=moving),
+        "fast_sac": FastSACConfig(**values, **nets, policy_every=2),
+        "ddpg": DDPGConfig(
+            **values,
+            **nets,
+            num_critics=2,
+            target_every=3,
+            policy_every=2,
+            policy_noise=0.1,
+            policy_optim=AdamConfig(lr=1e-2),
+            critic_optim=AdamConfig(lr=1e-2),
         ),
-        "ddpg": replace(CATEGORICAL, policy_every=2),
-        "dqn": C51,
+        "dqn": DQNConfig(
+            **values,
+            target_every=3,
+            torso=MLPTorsoConfig(hidden=(16,)),
+            head=NET,
+            critic_optim=AdamConfig(lr=1e-2),
+        ),
     }
 
 
