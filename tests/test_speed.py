@@ -70,7 +70,7 @@ def test_means_are_over_those_that_found_a_metric() -> None:
 
 
 def test_generators_of_an_agent() -> None:
-    names = {"fast_td3": 1, "fast_sac": 2, "ddpg": 1, "dqn": 0}
+    names = {"fast_td3": 1, "fast_sac": 2, "flash_sac": 2, "ddpg": 1, "dqn": 0}
     for name, count in names.items():
         agent, replay = parts(name, rows=3)
         assert len(generators(agent)) == count
@@ -106,7 +106,7 @@ def test_no_updates_change_nothing() -> None:
 
 
 @COMPILES
-@pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
+@pytest.mark.parametrize("name", ["fast_td3", "fast_sac", "flash_sac"])
 def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(name: str) -> None:
     """Losses and `replay.gather` compiled: n = 3, terminations, truncations, a critic that sees more."""
     (agent, replay), (other, memory) = parts(name), parts(name)

@@ -20,6 +20,7 @@ from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig, joint
 from fleetfoot.api import load_policy, resume, train, train_seeds
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.data import Batch, Discrete, EnvSpec, Obs
+from fleetfoot.diagnose.units import capture_outputs
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
 from fleetfoot.explore import HeldNoiseConfig
@@ -120,7 +121,9 @@ def test_after_every_update_all_weights_are_where_they_belong() -> None:
         for network in (agent.gaussian.net, agent.critic.net):
             assert isinstance(network, FlashNet)
             assert_on_spheres(network)
-    lengths = [m.weight.norm(dim=-2) for m in agent.critic_target.modules() if isinstance(m, UnitLinear)]  # fmt: skip
+    lengths = [
+        m.weight.norm(dim=-2) for m in agent.critic_target.modules() if isinstance(m, UnitLinear)
+    ]
     assert all(float(each.max()) < 1 + 1e-6 for each in lengths)  # inside the sphere, as published
     assert any(float(each.min()) < 1 - 1e-6 for each in lengths)
     projected = make_agent(replace(SMALL, project_target=True))
@@ -199,7 +202,11 @@ def test_losses_change_nothing() -> None:
 def test_only_running_statistics_of_the_online_networks_move() -> None:
     agent = make_agent()
     agent.update(make_batch(rows=ROWS))
-    for network, moved in ((agent.gaussian, True), (agent.critic, True), (agent.critic_target, False)):  # fmt: skip
+    for network, moved in (
+        (agent.gaussian, True),
+        (agent.critic, True),
+        (agent.critic_target, False),
+    ):
         for norm in (m for m in network.modules() if isinstance(m, BatchNorm)):
             assert bool((norm.mean != 0).any()) == moved
             assert bool((norm.variance != 1).any()) == moved
@@ -371,6 +378,20 @@ def test_compiled_equals_eager() -> None:
             torch.testing.assert_close(one[name], value, atol=1e-4, rtol=1e-3)
 
 
+def test_diagnoses_see_every_relu_and_change_nothing() -> None:
+    agent, batch = make_agent(), make_batch(rows=ROWS)
+    agent.update(batch)
+    before = copy.deepcopy(agent.state_dict())
+    with capture_outputs(agent.critic) as seen:
+        agent.critic(batch.obs, batch.action)
+    assert [tuple(each.shape) for each in seen] == [(2, ROWS, 64), (2, ROWS, 16)] * 2
+    assert all(float(each.min()) == 0.0 for each in seen)
+    found = agent.diagnose(batch, make_batch(rows=ROWS, seed=1))
+    assert 0.0 <= float(found["critic/dormant"]) <= 1.0
+    assert float(found["overfitting"]) > 0.0
+    assert_same(tensors(before), tensors(agent.state_dict()))
+
+
 def small_recipe(**changes: Any) -> Any:
     fields: dict[str, Any] = {
         "agent": replace(SMALL, critic_net=FlashNetConfig(width=8, blocks=1)),
@@ -398,7 +419,7 @@ def test_a_run_that_goes_on_equals_one_without_a_break(
     assert broken.counters.updates == whole.counters.updates == 45
     assert_same(agent_state(tmp_path / "broken"), agent_state(tmp_path / "whole"))
     policy, _ = load_policy(tmp_path / "broken")
-    for name, value in policy.state_dict().items():
+    for name, value in policy.network.state_dict().items():
         assert torch.equal(value, whole.policy.state_dict()[name])
 
 

@@ -98,7 +98,9 @@ def test_projections_bring_everything_to_its_length() -> None:
     net.constrain_()
     for module in net.modules():
         if isinstance(module, UnitLinear):
-            torch.testing.assert_close(module.weight.norm(dim=-2), torch.ones(2, module.weight.shape[-1]))  # fmt: skip
+            torch.testing.assert_close(
+                module.weight.norm(dim=-2), torch.ones(2, module.weight.shape[-1])
+            )
         if isinstance(module, BatchNorm):
             size = module.weight.square().sum(-1) + module.bias.square().sum(-1)
             torch.testing.assert_close(size, torch.full((2,), float(module.weight.shape[-1])))

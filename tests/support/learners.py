@@ -11,7 +11,9 @@ from fleetfoot.agents.ddpg import DDPGConfig
 from fleetfoot.agents.dqn import DQNConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.fast_td3 import FastTD3Config
+from fleetfoot.agents.flash_sac import FlashSACConfig
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.nn.flash import FlashNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamConfig, AdamWConfig
@@ -20,15 +22,25 @@ from fleetfoot.replay.samplers import UniformConfig
 
 CPU = torch.device("cpu")
 NET = MLPConfig(hidden=(16,))
+FLASH = FlashNetConfig(width=8, blocks=1)
 
 
 def agent_configs() -> dict[str, Any]:
     moving = AdamWConfig(lr=1e-3, lr_end=1e-4)  # a schedule, so that recorded steps must advance it
+    flash_moving = AdamConfig(lr=3e-3, lr_end=1e-3)
     values: dict[str, Any] = {"v_min": -5.0, "v_max": 5.0, "num_atoms": 11}
     nets: dict[str, Any] = {"policy_net": NET, "critic_net": NET}
     return {
         "fast_td3": FastTD3Config(**values, **nets, policy_optim=moving, critic_optim=moving),
         "fast_sac": FastSACConfig(**values, **nets, policy_every=2),
+        "flash_sac": FlashSACConfig(
+            num_atoms=11,
+            policy_net=FLASH,
+            critic_net=FLASH,
+            policy_optim=flash_moving,
+            critic_optim=flash_moving,
+            alpha_optim=flash_moving,
+        ),
         "ddpg": DDPGConfig(
             **values,
             **nets,
@@ -49,7 +61,7 @@ def agent_configs() -> dict[str, Any]:
     }
 
 
-NAMES = ("fast_td3", "fast_sac", "ddpg", "dqn")
+NAMES = ("fast_td3", "fast_sac", "flash_sac", "ddpg", "dqn")
 
 
 def parts(

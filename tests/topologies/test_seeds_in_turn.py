@@ -190,7 +190,7 @@ def test_ctrl_c_saves_and_the_unfinished_seeds_go_on(
     assert [result.folder for result in results] == [third]
     assert (first / "checkpoints" / "last.json").stat().st_mtime_ns == untouched
     for own, other in zip(seed_folders(folder), whole, strict=True):
-        assert_same(dict(api.load_policy(own, "last").policy.state_dict()), other)
+        assert_same(dict(api.load_policy(own, "last").policy.network.state_dict()), other)
     with pytest.raises(UserError, match="three is finished after 12 vec steps"):
         api.resume_seeds(folder)
 
@@ -215,7 +215,7 @@ def test_killed_in_its_first_seed_a_run_goes_on_with_all(
     for seed, own in enumerate(seed_folders(folder)):
         alone = api.train(replace(recipe, seed=seed), tmp_path / f"alone-{seed}")
         theirs = dict(alone.policy.state_dict())
-        assert_same(dict(api.load_policy(own, "last").policy.state_dict()), theirs)
+        assert_same(dict(api.load_policy(own, "last").policy.network.state_dict()), theirs)
 
 
 def test_killed_before_all_seeds_have_a_recipe_a_run_leaves_nothing_that_looks_like_one(

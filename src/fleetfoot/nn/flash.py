@@ -75,8 +75,11 @@ class Block(nn.Module):
         self.norm2 = BatchNorm(width, ensemble_size, relu=True)
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
-        out: Tensor = self.norm2(self.w2(self.norm1(self.w1(x), fresh)), fresh, plus=x)
-        return out
+        inner = self.w2(self.norm1(self.w1(x), fresh))
+        # Compiled, the sum is part of a kernel. Elsewhere whoever looks at units finds them after their ReLU.
+        fused = torch.compiler.is_compiling()
+        out: Tensor = self.norm2(inner, fresh, plus=x if fused else None)
+        return out if fused else x + out
 
 
 class FlashNet(Network):

@@ -211,6 +211,6 @@ def open_run(
             if ranks.first:
                 seed = recipe.seeds().evaluation
                 parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
-            journal.open(resumed=state is not None, console=console)
+            journal.open(parts.env.spec, resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from fleetfoot.agents.contract import Agent
 from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.config import to_json
-from fleetfoot.data import Transition
+from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.folder import write_spec
 from fleetfoot.run.ranks import ALONE, Ranks
 from fleetfoot.run.sharded import check_same_weights
 
@@ -71,10 +72,13 @@ class Journal:
     def __post_init__(self) -> None:
         self.timer = StepTimer(self.device)
 
-    def open(self, *, resumed: bool, console: bool = True, sinks: tuple[Sink, ...] = ()) -> None:
+    def open(
+        self, spec: EnvSpec, *, resumed: bool, console: bool = True, sinks: tuple[Sink, ...] = ()
+    ) -> None:
         """Open log and checkpoints, and start the clock. `console`: False where another process prints; `sinks`: where
         the metrics go besides."""
         if self.ranks.first:
+            write_spec(self.folder, spec)
             self.checkpoint = self.recipe.checkpoint.build(self.folder / "checkpoints")
             cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
             self.log = cfg.build(

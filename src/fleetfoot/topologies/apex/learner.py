@@ -110,7 +110,7 @@ class Learner:
         self.rows_received = self.rows_learned = 0
         self.published_at = -cfg.publish_every_vec_steps
         continued = state is not None or restarted  # there may be a log already
-        self.journal.open(resumed=continued, console=False, sinks=(self.outbox,))
+        self.journal.open(self.spec, resumed=continued, console=False, sinks=(self.outbox,))
         stack.callback(self.journal.close)
         self.rates_since = (self.journal.clock.seconds(), 0, 0)
 

@@ -96,7 +96,7 @@ class ParameterServerConfig:
                     journal.load_state_dict(state)
                     run.load_state_dict(state)
             fleet.start()
-            journal.open(resumed=state is not None)
+            journal.open(spec, resumed=state is not None)
             return train(journal, run)
 
 

@@ -59,8 +59,8 @@ def train_batched(
     folders: Sequence[Path],
     states: Iterable[State | None],
 ) -> list[Result]:
-    """`states`: of all seeds after the same vec step, to go on from; None: from the start. `NotBatched`, before
-    anything is learned, where the parts do not allow what `why_not_batched` does."""
+    """`states`: of all seeds at the same vec step, to go on from; None: from the start. `NotBatched`, before anything
+    is learned, where the parts do not allow what `why_not_batched` does."""
     options: dict[str, Any] = {"make_replay": Shares(recipe, seeds)}
     if simulated_on_cpu(recipe.env):  # what all seeds see then travels to the device at once
         options["env_device"] = torch.device("cpu")

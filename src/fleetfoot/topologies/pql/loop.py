@@ -43,6 +43,7 @@ from torch import nn
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import ActorCritic, Agent
 from fleetfoot.config import part
+from fleetfoot.data import EnvSpec
 from fleetfoot.errors import UserError
 from fleetfoot.log import Log, Totals, added
 from fleetfoot.recipe import Recipe, Result
@@ -66,6 +67,7 @@ class Transport(Protocol):
 
     ahead: int  # rounds of one stage that may be begun at once
     device: torch.device
+    spec: EnvSpec
     agent: ActorCritic  # the policy of this one is the result of the run
     coordinator: Coordinator
 
@@ -123,7 +125,7 @@ class SplitLearnersConfig:
             coordinator = Coordinator(journal, transport, self, interrupt)
             if state is not None:
                 coordinator.load(state)
-            journal.open(resumed=state is not None)
+            journal.open(transport.spec, resumed=state is not None)
             journal.log.merge = lambda totals: added([totals, *coordinator.totals])
             with closing(journal), interrupt:
                 coordinator.settle()

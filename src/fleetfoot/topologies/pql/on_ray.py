@@ -124,7 +124,7 @@ class Processes:
             self._launch(stage)
         now = {} if state is None else {name: state[name] for name in ("vec_steps", "updates")}
         self.setup = Setup(same_rows=same_rows, **now)
-        spec = self._start("actor", state).spec
+        self.spec = spec = self._start("actor", state).spec
         self.setup = self.setup._replace(spec=spec)
         # One after the other: each checks how much memory is left.
         policy = self._start("policy", state)

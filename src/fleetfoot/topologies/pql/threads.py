@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fleetfoot.config import part
-from fleetfoot.data import Transition
+from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.execution import RECORDING, resolved
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
@@ -61,6 +61,7 @@ class InProcessConfig:
                 for name, stage in stages.items():
                     stage.load(share_of(name, state))
             threads = Threads(device, stages)
+            threads.spec = actor.env.spec
             threads.eager = resolved(recipe.execution, device) == "eager"
             threads.start()
             stack.callback(threads.stop)
@@ -72,6 +73,7 @@ class Threads:
 
     ahead = 1  # rounds of a stage begun at once
     coordinator: Coordinator
+    spec: EnvSpec
 
     def __init__(self, device: torch.device, stages: Mapping[str, Stage]):
         self.device, self.stages, self.agent = device, stages, stages["actor"].agent
