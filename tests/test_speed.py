@@ -6,7 +6,6 @@ import copy
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,99 +16,22 @@ from torch import Tensor, nn
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import every
-from fleetfoot.agents.dqn import DQNConfig
-from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.api import resume, train
-from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec
 from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
 from fleetfoot.execution.cuda_graph import generators, why_not_captured
 from fleetfoot.execution.learner import means
-from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
-from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
+from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.samplers import ProportionalConfig
+from support.learners import NAMES, noise, parts
 from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
 COMPILES = pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
 )
-NET = MLPConfig(hidden=(16,))
-
-
-def agent_configs() -> dict[str, Any]:
-    from agents.test_ddpg import CATEGORICAL
-    from agents.test_dqn import C51
-    from agents.test_fast_td3 import SMALL
-    from agents.test_flash_sac import SMALL as FLASH
-
-    moving = AdamWConfig(lr=1e-3, lr_end=1e-4)  # a schedule, so that recorded steps must advance it
-    return {
-        "fast_td3": replace(SMALL, policy_optim=moving, critic_optim=moving),
-        "fast_sac": FastSACConfig(
-            v_min=-5.0, v_max=5.0, num_atoms=11, policy_every=2, policy_net=NET, critic_net=NET
-        ),
-        "flash_sac": FLASH,
-        "ddpg": replace(CATEGORICAL, policy_every=2),
-        "dqn": C51,
-    }
-
-
-NAMES = ("fast_td3", "fast_sac", "flash_sac", "ddpg", "dqn")
-
-
-def parts(
-    name: str, device: torch.device = CPU, sampler: Any = None, rows: int = 40
-) -> tuple[Any, Replay]:
-    """An agent, and a replay with n-step windows, both kinds of ends, and privileged observations."""
-    cfg = agent_configs()[name]
-    discrete = isinstance(cfg, DQNConfig)
-    spec = EnvSpec(
-        "made-up",
-        4,
-        (3,),
-        Discrete(4) if discrete else Continuous(2),
-        device,
-        critic_shape=None if discrete else (5,),
-        critic_prefix=0 if discrete else 3,
-        episode_length=7,
-    )
-    agent = cfg.build(spec, gamma=0.9, total_updates=40, seed=0, device=device)
-    made = ReplayConfig(capacity=4 * 30, n_step=3, sampler=sampler or UniformConfig())
-    replay = made.build(spec, gamma=0.9, seed=1, device=device)
-    for transition in noise(spec, rows):
-        agent.observe(transition)
-        replay.append(transition)
-    return agent, replay
-
-
-def noise(spec: EnvSpec, rows: int) -> list[Transition]:
-    random = torch.Generator().manual_seed(2)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random).to(spec.device)
-
-    def obs() -> Obs:
-        actor = normal(spec.num_envs, *spec.obs_shape)
-        critic = actor if spec.critic_shape is None else torch.cat([actor, normal(4, 2)], 1)
-        return Obs(actor, critic)
-
-    out, seen = [], obs()
-    for row in range(rows):
-        ended, last = torch.rand(4, generator=random), obs()
-        terminated = (ended < 0.1).to(spec.device)
-        truncated = ((ended > 0.9) | torch.tensor(row % 7 == 6)).to(spec.device) & ~terminated
-        action = torch.zeros(4, dtype=torch.int64, device=spec.device) + row % 4
-        if isinstance(spec.action, Continuous):
-            action = normal(4, spec.action.size).clamp(-1, 1)
-        out.append(Transition(seen, action, normal(4), terminated, truncated, last, {}))
-        over = (terminated | truncated).unsqueeze(1)
-        start = obs()
-        seen = Obs(
-            torch.where(over, start.actor, last.actor), torch.where(over, start.critic, last.critic)
-        )
-    return out
 
 
 def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner:

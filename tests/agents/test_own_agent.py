@@ -19,13 +19,12 @@ from fleetfoot.execution import CapturedLearner, EagerLearner, make_learner
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies import synchronous as synchronous_module
+from support.learners import noise, parts
 from support.made_up import make_batch, make_spec
 from support.own_agent import DeclaredTD3, OwnTD3, OwnTD3Config
 from support.runs import agent_state, assert_same, interrupted_at, small, tensors
-from test_speed import noise, parts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 COMPILES = pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
 )
@@ -177,7 +176,7 @@ def on_gpu(cls: Any, mode: Any) -> tuple[Any, EagerLearner]:
     return agent, learn
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_on_a_gpu_what_is_not_declared_is_not_done() -> None:
     (agent, learn), said = told(lambda: on_gpu(OwnTD3, "auto"))
     assert said == [EAGERLY]
@@ -191,7 +190,7 @@ def test_on_a_gpu_what_is_not_declared_is_not_done() -> None:
     assert agent.updates == 4
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_on_a_gpu_what_is_declared_is_recorded_and_learns_the_same() -> None:
     agents = []
     for mode in ("eager", "captured"):

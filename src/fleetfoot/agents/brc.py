@@ -57,6 +57,8 @@ NETWORKS = ("policy", "critic", "critic_target")
 
 @part
 class BRCConfig:
+    """BRC: wide distributional critics for many tasks, with task vectors and rewards scaled per task."""
+
     v_max: float = 10.0
     """The atoms reach from -v_max to v_max."""
     num_atoms: int = 101
@@ -101,6 +103,8 @@ class BRCConfig:
 
 
 class BRC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar = ("critic_loss", "policy_loss", "alpha_loss")
     periods = ()
     state_attrs = (

@@ -46,6 +46,8 @@ from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 @part
 class FastSACConfig:
+    """FastSAC: SAC with distributional critics, for thousands of environments."""
+
     v_min: float = -250.0
     v_max: float = 250.0
     num_atoms: int = 101
@@ -79,6 +81,8 @@ class FastSACConfig:
 
 
 class FastSAC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy", "step_alpha", "policy_noise")
     state_attrs = (

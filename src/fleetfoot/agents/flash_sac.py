@@ -63,6 +63,8 @@ from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 @part
 class FlashSACConfig:
+    """FlashSAC: SAC with batch-normalised networks and distributional critics."""
+
     v_max: float = 5.0
     """Values lie between -v_max and v_max; rewards are scaled so that returns fit."""
     num_atoms: int = 101
@@ -99,6 +101,8 @@ class FlashSACConfig:
 
 
 class FlashSAC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = ("policy_loss", "alpha_loss", "critic_loss")
     state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "reward_scale"),

@@ -78,6 +78,8 @@ class ReDoConfig:
 
 @part
 class SACConfig:
+    """SAC with a choice of bound, regularisation and plasticity."""
+
     bound: BoundConfig = FixedBoundConfig(beta=1.0)
     """What an action is worth, given what the critics say. beta 0: their mean; 1: the smaller."""
     plasticity: ResetsConfig | ReDoConfig | None = None
@@ -123,6 +125,8 @@ def is_hidden(module: nn.Module) -> bool:
 
 
 class SAC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = (
         "critic_loss",
         "policy_loss",

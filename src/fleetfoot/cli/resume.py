@@ -14,6 +14,8 @@ from fleetfoot.run import folder as folders
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `fleetfoot resume` takes besides the fields of the recipe that may change."""
+
     restart: bool = False
     """Train from the start a run that was stopped before its first checkpoint."""
     video: bool = True

@@ -21,6 +21,8 @@ from fleetfoot.run.folder import has_checkpoint, load_own_parts, seed_folders
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `fleetfoot train` takes besides the fields of the recipe."""
+
     folder: Path | None = None
     """Run folder; by default a new one under runs/."""
     video: bool = True

@@ -29,6 +29,8 @@ EXPANSION = 4
 
 @part
 class FlashNetConfig:
+    """FlashSAC's network: inverted residual blocks with BatchNorm, and weights of unit length."""
+
     width: int = 256
     blocks: int = 2
 
@@ -63,6 +65,8 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
+    """An inverted bottleneck with BatchNorm, added to what enters it."""
+
     def __init__(self, width: int, ensemble_size: int | None):
         super().__init__()
         self.w1 = UnitLinear(width, EXPANSION * width, ensemble_size)
@@ -79,6 +83,8 @@ class Block(nn.Module):
 
 
 class FlashNet(Network):
+    """The network of `FlashNetConfig`."""
+
     batch_statistics = True
 
     def __init__(self, cfg: FlashNetConfig, inputs: int, outputs: int, ensemble_size: int | None):

@@ -96,6 +96,8 @@ class MLPConfig:
 
 
 class MLP(Network):
+    """The network of `MLPConfig`."""
+
     def __init__(self, cfg: MLPConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.cfg = cfg
@@ -146,6 +148,8 @@ class SimNormMLPConfig:
 
 
 class SimNormMLP(Network):
+    """The network of `SimNormMLPConfig`."""
+
     def __init__(self, cfg: SimNormMLPConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.cfg = cfg

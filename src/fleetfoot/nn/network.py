@@ -26,4 +26,6 @@ class Network(nn.Module):
 
 
 class NetworkConfig(Protocol):
+    """The part of an agent that names a network."""
+
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network: ...

@@ -35,6 +35,8 @@ SHIFT = 3.0
 
 @part
 class SimbaV2Config:
+    """SimbaV2: features and weights on the unit sphere."""
+
     width: int = 512
     blocks: int = 2
     variant: Variant = "faithful"
@@ -77,6 +79,8 @@ class Dense(Linear):
 
 
 class Block(nn.Module):
+    """An inverted bottleneck, interpolated with what enters it, on the sphere."""
+
     def __init__(self, cfg: SimbaV2Config, ensemble_size: int | None):
         super().__init__()
         h = cfg.width
@@ -93,6 +97,8 @@ class Block(nn.Module):
 
 
 class SimbaV2(Network):
+    """The network of `SimbaV2Config`."""
+
     def __init__(self, cfg: SimbaV2Config, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         h = cfg.width

@@ -25,6 +25,8 @@ GIB = 1024**3
 
 @part
 class ReplayConfig:
+    """The replay memory: its capacity, the n-step return and how rows are drawn."""
+
     capacity: int = 1_000_000
     """Transitions kept, over all environments together."""
     capacity_gib: float | None = None

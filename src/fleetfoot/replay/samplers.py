@@ -20,6 +20,8 @@ MOST = 1e30  # stands for errors that are infinite, which would make every sum i
 
 
 class Drawn(NamedTuple):
+    """Rows that were drawn from the ring."""
+
     age: Tensor  # [B] int64
     column: Tensor  # [B] int64
     weight: Tensor  # [B] importance weight
@@ -70,6 +72,8 @@ class Sampler(Protocol):
 
 
 class SamplerConfig(Protocol):
+    """The part of a replay that decides which rows are drawn."""
+
     prioritised: ClassVar[bool]
     """Errors of rows change how likely they are drawn."""
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class ActorFleet:
+    """The actors, the blocks that were requested of them, and who replaces a lost one."""
+
     def __init__(
         self,
         ray: Any,

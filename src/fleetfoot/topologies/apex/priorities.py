@@ -40,6 +40,8 @@ class Recorder(nn.Module):
 
 
 class Line(NamedTuple):
+    """One vec step that waits for the end of its windows."""
+
     step: Transition
     q: Tensor  # [E, V] of the actions taken
     value: Tensor  # [V] of the observations

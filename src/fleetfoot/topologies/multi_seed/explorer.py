@@ -13,6 +13,8 @@ from fleetfoot.topologies.multi_seed.rows import by_seed, map_obs
 
 
 class MultiSeedExplorer:
+    """The explorers of all seeds, with one call of the network."""
+
     def __init__(self, explorers: Sequence[Explorer], behaviour: Callable[..., Tensor]):
         """`behaviour`: the network of all seeds, from observations (and noise) [S, N, ...] to what each explorer
         reads."""

@@ -42,6 +42,8 @@ WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
 
 @part
 class RoleConfig:
+    """What one of the three processes asks the cluster for."""
+
     cpus: float = 1.0
     """Cores that it asks the cluster for; so many threads it has."""
     gpus: float = -1.0

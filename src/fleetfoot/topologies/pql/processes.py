@@ -28,6 +28,8 @@ CPU = torch.device("cpu")
 
 
 class Started(NamedTuple):
+    """What a process says when it is ready."""
+
     spec: EnvSpec
     node: str  # the machine
     bytes_to_fill: int  # of its main memory
@@ -94,6 +96,8 @@ class StageProcess:
 
 
 class ActorProcess(StageProcess):
+    """The actor in a process of its own."""
+
     kind, parts_made = Actor, 2
 
     def _named(self) -> AbstractContextManager[None]:
@@ -106,6 +110,8 @@ class ActorProcess(StageProcess):
 
 
 class CriticLearnerProcess(StageProcess):
+    """The critic learner in a process of its own."""
+
     kind, parts_read = CriticLearner, 2
 
     def _unpack(self, *parts: Any) -> Transition:
@@ -114,6 +120,8 @@ class CriticLearnerProcess(StageProcess):
 
 
 class PolicyLearnerProcess(StageProcess):
+    """The policy learner in a process of its own."""
+
     kind, parts_read = PolicyLearner, 1
 
     def _unpack(self, *parts: Any) -> Obs:

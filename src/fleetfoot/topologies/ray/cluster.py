@@ -40,6 +40,8 @@ class ClusterFields:
 
 @part
 class RayConfig(ClusterFields):
+    """The Ray cluster, and what workers and learner ask it for."""
+
     worker_cpus: float = 1.0
     """Cores that each worker (actor, bundle, shard, evaluator) asks the cluster for."""
     learner_cpus: float = 1.0

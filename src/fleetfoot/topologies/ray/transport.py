@@ -33,6 +33,8 @@ PER_LINE = ("action", "reward", "terminated", "truncated")
 
 
 class PackedRecipe(NamedTuple):
+    """A recipe in a form that another process can read."""
+
     text: str  # JSON
     modules: tuple[str, ...]  # that define its parts, including the user's own
     path: tuple[str, ...]  # folders in which this process finds modules
