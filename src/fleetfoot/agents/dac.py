@@ -14,8 +14,8 @@ distance of the two critics, (mu, sigma) the policy's Gaussian before tanh and (
     (6)  temperature loss = alpha (entropy - H*),   H* = target_entropy_per_action * A
     (7)  b_up = exp(x) - b_low,   loss (b_up + b_low) (KL / A - KL*) - min(b_up, 0.001 - b_low)
     (8)  w = exp(x'),   loss -w (KL / A - KL*)
-    (9)  every `renew_every` env steps optimist, b_up, w and their optimisers begin anew, the optimist as a copy of the
-         policy (`renew="copy"`) or from its first weights
+    (9)  every `renew_every` env steps optimist, b_up, w and their optimisers begin anew. Then, at the start and after
+         (10) the optimist is a copy of the policy (`renew="copy"`), or has its own first weights
     (10) at the env steps `resets`: every weight, target, scalar and optimiser as it began; the replay stays
 
 One update is (1) to (8) in this order. b_up may be negative: a milder pessimism.
@@ -90,8 +90,9 @@ class DACConfig:
     max_kl_weight: float = 20.0
     """The most of w that the optimist's loss uses."""
     renew: Literal["copy", "initial"] = "copy"
+    """How the optimist begins, and begins anew: as a copy of the policy, or with weights of its own."""
     renew_every: int = 25_000
-    """Env steps; 0: never."""
+    """Env steps between two renewals of the optimist; 0: never."""
     resets: tuple[int, ...] = RESETS
     """Env steps before whose updates everything but the replay begins anew."""
     normalize_obs: bool = False
@@ -113,7 +114,7 @@ class DACConfig:
         same_net = (
             isinstance(self.optimist, IndependentConfig) and self.optimist.net == self.policy_net
         )
-        if self.renew == "copy" and self.renew_every > 0 and not same_net:
+        if self.renew == "copy" and not same_net:
             raise UserError(
                 "agent.renew copies the policy into the optimist, so agent.optimist must be an IndependentConfig "
                 "with the policy's network; use --agent.renew initial otherwise."
@@ -148,6 +149,7 @@ class DAC(Stateful):
             encoder = self.norms.encoder("actor", cfg.task_embedding)
             self.optimist = cfg.optimist.build(encoder, self.action_size, log_std).to(device)
         self.policy = Greedy(self.gaussian.to(device))
+        self._copy_policy()
         self.behaviour = OptimisticPolicy(self.gaussian, self.optimist, cfg.std_factor)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
@@ -169,10 +171,15 @@ class DAC(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         self.env_steps += fresh.reward.shape[0]
-        if self.renewals.restore_if_due_(self.env_steps - 1) and self.cfg.renew == "copy":  # (9)
+        if self.renewals.restore_if_due_(self.env_steps - 1):  # (9)
+            self._copy_policy()
+        self.resets.restore_if_due_(self.env_steps)  # (10)
+
+    def _copy_policy(self) -> None:
+        """The optimist begins, and begins anew, as the policy, or with weights of its own."""
+        if self.cfg.renew == "copy":
             assert isinstance(self.optimist, Independent)
             polyak_(self.optimist.gaussian, self.gaussian, 1.0)
-        self.resets.restore_if_due_(self.env_steps)  # (10)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
