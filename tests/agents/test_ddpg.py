@@ -195,6 +195,23 @@ def test_twin_distributions_by_hand() -> None:
         assert target[0].tolist() == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
+def test_pql_clips_the_critics_gradient_where_the_published_loss_would(size: float) -> None:
+    """PQL's loss has no factor 1/2, and its gradient is clipped to 0.5. Adam does not see a common factor."""
+    cfg = recipes.get("pql/pendulum-published").agent
+    assert isinstance(cfg, DDPGConfig)
+    agent, batch = make_agent(cfg), make_batch(rows=8)
+    loss = size * agent.critic_loss(batch, torch.zeros(8, 2)).loss
+    assert isinstance(agent.step_critic, LocalStepper)
+    halved = agent.step_critic.gradients(loss)
+    published = [2.0 * gradient for gradient in halved]
+    for gradients, bound in ((halved, cfg.critic_optim.max_grad_norm), (published, 0.5)):
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (bound / norm).clamp(max=1.0))
+    for ours, theirs in zip(halved, published, strict=True):
+        torch.testing.assert_close(2.0 * ours, theirs)
+
+
 def test_published_distance_is_the_binary_cross_entropy() -> None:
     random = torch.Generator().manual_seed(0)
     target, logits = (

@@ -204,8 +204,10 @@ class PlainBandit:
             self.changes = [*self.changes, total - self.last][-5:]
             x = np.array(self.changes)
             f = (x[-1] - x.mean()) / (x.std() + 1e-4)
-            w = self.w[self.arm]
-            self.w[self.arm] = 0.9 * w + 0.1 * float(f) / max(math.exp(w), 1e-4)
+            w = (
+                0.9 * self.w[self.arm]
+            )  # TOP's code decays the weight first, and divides by what is left
+            self.w[self.arm] = w + 0.1 * float(f) / max(math.exp(w), 1e-4)
         self.last = total
         p = math.exp(self.w[0]) / (math.exp(self.w[0]) + math.exp(self.w[1]))
         self.arm = 0 if uniform < p else 1

@@ -28,7 +28,8 @@ Deviations from the published systems:
         that everything a target needs changes in one place.
     [3] Observations are clamped (`obs_clamp`) when acting as well as when learning; PQL clamps when learning only. They
         are normalised by (x - mean) / (std + 0.01), statistics changing once per new transition.
-    [4] (3) has the factor 1/2 of Ape-X. PQL's loss has none, which counts only where gradients are clipped by norm.
+    [4] (3) has the factor 1/2 of Ape-X. PQL's loss has none, which counts only where gradients are clipped by norm: its
+        recipes clip the critic's at 0.25, half of what is published.
     [5] Windows of n steps stop at truncations; a window cut after m steps is discounted by gamma^m.
     [6] The error reported for priorities is the mean over heads of |y - q_i|, in units of value also for distributions.
 """

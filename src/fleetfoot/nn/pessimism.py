@@ -220,7 +220,7 @@ class BanditBound(Bound):
     """When an episode ends, with R its return (the mean, where several end at once) and R' that of the one before:
 
         x = R - R',   f = (x - mean of the last `window` x) / their standard deviation (this x is one of them)
-        w_arm <- decay * w_arm + lr * f / max(exp(w_arm), 1e-4),   for the arm that was in use
+        w_arm <- decay * w_arm,   then   w_arm <- w_arm + lr * f / max(exp(w_arm), 1e-4),   for the arm that was in use
         next arm ~ softmax(w)
 
     The spread is TOP's: sqrt(sum_i (q_i - mean)^2 + 1e-4).
@@ -266,8 +266,8 @@ class BanditBound(Bound):
         mean = torch.where(valid, changes, 0.0).sum() / filled
         std = (torch.where(valid, changes - mean, 0.0).square().sum() / filled).sqrt()
         feedback = (change - mean) / (std + 1e-4)
-        paid = self.cfg.decay * self.weights
-        paid = paid + self.cfg.lr * feedback / self.weights.exp().clamp(min=1e-4)
+        decayed = self.cfg.decay * self.weights
+        paid = decayed + self.cfg.lr * feedback / decayed.exp().clamp(min=1e-4)
         used = torch.arange(len(self.betas), device=reward.device) == self.arm
         weights = torch.where(known & used, paid, self.weights)
         arm = (uniform >= weights.softmax(0).cumsum(0)[:-1]).sum()

@@ -25,8 +25,10 @@ from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 
 
 def agent(**changes: Any) -> DDPGConfig:
-    """As published."""
+    """As published. The squared loss has a factor 1/2 here and none there, so half of the published bound on its
+    gradient clips the same."""
     optim = AdamWConfig(lr=5e-4, lr_end=5e-4, weight_decay=0.01, max_grad_norm=0.5)
+    bound = 0.25 if changes.get("num_atoms") is None else 0.5
     fields: dict[str, Any] = {
         "num_critics": 2,
         "target_policy": False,
@@ -41,7 +43,7 @@ def agent(**changes: Any) -> DDPGConfig:
         "policy_net": MLPConfig(hidden=(512, 256, 128), activation=("elu",)),
         "critic_net": MLPConfig(hidden=(512, 256, 128), activation=("elu",)),
         "policy_optim": optim,
-        "critic_optim": optim,
+        "critic_optim": replace(optim, max_grad_norm=bound),
     }
     return DDPGConfig(**(fields | changes))
 
