@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from fleetfoot import checkpoint, record
@@ -16,6 +17,7 @@ from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, Evaluator
+from fleetfoot.policy import TrainedPolicy
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
     check_changes,
@@ -27,6 +29,7 @@ from fleetfoot.run.folder import (
     new_folder,
     new_run,
     read_recipe,
+    read_spec,
     remove_if_empty,
     run_of,
     seed_folders,
@@ -40,9 +43,9 @@ Which: TypeAlias = Literal["best", "last"]
 
 
 class LoadedPolicy(NamedTuple):
-    """A trained policy (Obs -> greedy action, in evaluation mode) and what it expects to see."""
+    """A trained policy, and what it sees and does."""
 
-    policy: nn.Module
+    policy: TrainedPolicy
     spec: EnvSpec
 
 
@@ -225,10 +228,19 @@ def which_there_is(folder: Path | str, which: Which) -> Which:
 
 
 def load_policy(folder: Path | str, which: Which = "best", device: str = "cpu") -> LoadedPolicy:
-    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated)."""
+    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated).
+
+    No simulator is needed, except for runs of a version that stored no spec.json: their environment is built once.
+    """
     recipe = read_recipe(folder)
-    with _evaluation_env(recipe, num_envs=1, seed=0, device=device) as env:
-        return LoadedPolicy(_policy(recipe, env.spec, Path(folder), which, device), env.spec)
+    spec = read_spec(folder)
+    if spec is None:
+        with _evaluation_env(recipe, seed=0) as env:
+            spec = env.spec
+    place = resolve_device(device)
+    spec = dataclasses.replace(spec, num_envs=1, task_ids=spec.task_ids[:1], device=place)
+    network = _policy(recipe, spec, Path(folder), which, device)
+    return LoadedPolicy(TrainedPolicy(network, spec), spec)
 
 
 def evaluate_run(
@@ -267,7 +279,7 @@ def record_run(
     if strip is not None:
         record.check_ending(Path(strip), ".png")
     chosen = recipe.seeds().evaluation if seed is None else seed
-    with _evaluation_env(recipe, num_envs=1, seed=chosen, device="cpu") as env:
+    with _evaluation_env(recipe, seed=chosen) as env:
         policy = _policy(recipe, env.spec, Path(folder), which, "cpu")
         frames: Any = record.film(policy, env, seconds)
         if strip is not None:
@@ -291,8 +303,9 @@ def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: s
 
 
 @contextlib.contextmanager
-def _evaluation_env(recipe: Recipe, num_envs: int, seed: int, device: str) -> Iterator[VecEnv]:
-    env = recipe.env.for_evaluation().build(num_envs, seed, resolve_device(device))
+def _evaluation_env(recipe: Recipe, seed: int) -> Iterator[VecEnv]:
+    """One environment, on the CPU."""
+    env = recipe.env.for_evaluation().build(1, seed, torch.device("cpu"))
     try:
         yield env
     finally:

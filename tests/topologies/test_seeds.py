@@ -279,7 +279,7 @@ def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
     results = api.resume_seeds(tmp_path / "runs")
     api.train_seeds(recipe, 3, tmp_path / "undisturbed")
     for result, other in zip(results, folders.seed_folders(tmp_path / "undisturbed"), strict=True):
-        theirs = api.load_policy(other, "last").policy.state_dict()
+        theirs = api.load_policy(other, "last").policy.network.state_dict()
         for name, weight in result.policy.state_dict().items():
             assert torch.equal(weight, theirs[name])
         assert sorted(checkpoint.steps(result.folder)) == [30]

@@ -23,6 +23,7 @@ from fleetfoot.log.split import TimeSplit
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.folder import write_spec
 from fleetfoot.run.journal import Learning
 from fleetfoot.run.ranks import Ranks, here
 from fleetfoot.run.sharded import (
@@ -119,6 +120,7 @@ class Run(Learning):
             run.evaluator = Evaluator(recipe.env, recipe.evaluation, seeds.evaluation, device)
             run.checkpoint = recipe.checkpoint.build(folder / "checkpoints")
             run.log = run.open_log(resumed=state is not None)
+            write_spec(folder, env.spec)
         run.clock.restart(run.clock.before)  # the time it took to build all this is not training
         if ranks.world > 1:
             run.log.merge = lambda totals: added(ranks.gather_json(totals))

@@ -1,6 +1,7 @@
 """Run folders: where a new one goes, what one holds, and who may write to it.
 
-A run folder holds `recipe.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and `videos/`.
+A run folder holds `recipe.json`, `spec.json` (what the policy sees and does), `metrics.jsonl`, `tensorboard/`,
+`checkpoints/` and `videos/`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fleetfoot.config import dumps, from_json
+from fleetfoot.data import Continuous, Discrete, EnvSpec
 from fleetfoot.errors import UserError, writing
 from fleetfoot.recipe import Recipe
 
@@ -163,10 +167,38 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
     _write(folder / "recipe.json", dumps(recipe))
 
 
+def write_spec(folder: Path, spec: EnvSpec) -> None:
+    """What the policy of a run sees and does, so that it can be loaded without the simulator."""
+    fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    kind, size = type(spec.action).__name__, list(vars(spec.action).values())
+    fields["action"] = [kind, *size]
+    _write(folder / "spec.json", json.dumps(fields, indent=2, default=str) + "\n")
+
+
+def read_spec(folder: Path | str) -> EnvSpec | None:
+    """None where the run was begun by a version that did not store it."""
+    path = run_of(folder) / "spec.json"
+    if not path.exists():
+        return None
+    try:
+        stored: dict[str, Any] = from_json(json.loads(path.read_text()))
+        kind, size = stored["action"]
+        stored["action"] = {"Continuous": Continuous, "Discrete": Discrete}[kind](size)
+        stored["device"] = torch.device(stored["device"])
+        dtypes = {str(dtype): dtype for dtype in (torch.uint8, torch.float32)}
+        for name in ("obs_dtype", "critic_dtype"):
+            stored[name] = dtypes[stored[name]]
+        return EnvSpec(**stored)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read: {reason}.") from error
+
+
 def _write(path: Path, text: str) -> None:
     """Whole, or not at all."""
     hidden = path.with_name(f".{path.name}.partial")
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         hidden.write_text(text)
         os.replace(hidden, path)
 

@@ -16,6 +16,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.folder import write_spec
 from fleetfoot.run.journal import Learning
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
@@ -103,6 +104,7 @@ class FleetRun(Learning):
         if state is not None:
             run.load_state_dict(state)
         log = run.open_log(resumed=state is not None or again, console=False)
+        write_spec(folder, spec)
         run.log = Log([*log.sinks, news], every_vec_steps=log.every_vec_steps)
         run.rate_since = (run.clock.seconds(), 0, 0)
         return run

@@ -29,6 +29,7 @@ from fleetfoot.log import Log, Mean
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.folder import write_spec
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Bookkeeping
 from fleetfoot.system import usable_cores
@@ -144,6 +145,7 @@ class ServerRun(Bookkeeping):
         if state is not None:
             run.load_state_dict(state)
         run.log = run.open_log(resumed=state is not None)
+        write_spec(folder, evaluator.env.spec)
         run.logged_at = run.vec_steps
         return run
 

@@ -17,6 +17,7 @@ from fleetfoot.log import Log, Totals, added
 from fleetfoot.log.split import TimeSplit
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.folder import write_spec
 from fleetfoot.run.journal import Bookkeeping
 from fleetfoot.topologies.pql.exchange import copy_flat_
 from fleetfoot.topologies.pql.gate import Gate
@@ -99,6 +100,7 @@ class RaySplitRun(Bookkeeping):
             state.pop("replay", None)  # the learners have it
         run.tallied = (run.vec_steps, run.updates, run.policy_updates)
         run.log = run.open_log(resumed=state is not None)
+        write_spec(folder, spec)
         run.log.merge = lambda totals: added([totals, *run.told])
         run.clock.restart(run.clock.before)  # starting processes is no training
         return run
