@@ -38,7 +38,8 @@ class ConcatVecEnv:
         steps = [
             part.receive() if isinstance(part, TwoHalves) else part.step(own) for part, own in owns
         ]
-        names = steps[0].info.keys()
+        # Some sets may have told a name that others have not told yet.
+        names = [name for name in steps[0].info if all(name in step.info for step in steps)]
         flags = torch.stack([self._flat(steps, "terminated"), self._flat(steps, "truncated")])
         flags = flags.to(self.device)
         return Step(
