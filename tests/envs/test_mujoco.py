@@ -92,12 +92,15 @@ def test_parity_with_gymnasium(name: str) -> None:
         step = ours.step(action)
         control = (low + high) / 2 + (high - low) / 2 * action.double().numpy()
         for i in map(int, np.flatnonzero(going)):
-            next_obs, reward, terminated, _, _ = theirs[i].step(control[i])
+            next_obs, reward, terminated, _, info = theirs[i].step(control[i])
             np.testing.assert_allclose(
                 step.next_obs.actor[i].numpy(), next_obs, rtol=1e-6, atol=1e-6
             )
             assert step.reward[i].item() == pytest.approx(reward, rel=1e-6, abs=1e-6)
             assert step.terminated[i].item() == terminated
+            terms = {f"env/{key}": v for key, v in info.items() if key.startswith("reward_")}
+            ours_of_it = {key: row[i].item() for key, row in step.info.items()}
+            assert ours_of_it == pytest.approx(terms, rel=1e-5, abs=1e-6)
         going &= ~step.terminated.numpy()
     assert going.any()
     assert (~going).any() == (name in NEARLY_OVER)

@@ -60,6 +60,19 @@ def test_same_bits_for_any_number_of_processes() -> None:
     assert len(set(runs[0][0, :, 2].tolist())) == 5
 
 
+def test_numbers_of_info_come_back() -> None:
+    env = fake(4)
+    assert len(env.workers) > 1
+    env.reset()
+    steps = [env.step(torch.zeros(4, 2)) for _ in range(5)]
+    assert set(steps[0].info) == {"success"}
+    assert set(steps[1].info) == set(steps[2].info) == {"success", "env/clock"}
+    clocks = [step.info["env/clock"].tolist() for step in steps[1:]]
+    assert clocks == [[2] * 4, [2] * 4, [4] * 4, [4] * 4]  # held until it is told again
+    assert steps[4].info["success"].tolist() == [0] * 4
+    env.close()
+
+
 def test_actions_reach_the_bounds_and_success_comes_back() -> None:
     env = fake(2)
     env.reset()

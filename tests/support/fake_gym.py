@@ -47,7 +47,10 @@ class Fake(gymnasium.Env[Any, Any]):
             time.sleep(0.01)
         self.place = self.place + (np.asarray(action) - 5) / 10
         away = bool(np.abs(self.place).max() > 1.5)
-        return self._seen(), float(action[0]), away, False, {"success": self.clock > 5}
+        info: dict[str, Any] = {"success": self.clock > 5, "label": "fake"}
+        if self.clock % 2 == 0:
+            info["clock"] = self.clock
+        return self._seen(), float(action[0]), away, False, info
 
     def render(self) -> Any:
         if self.render_mode is None:

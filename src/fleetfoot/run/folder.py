@@ -198,6 +198,7 @@ def _write(path: Path, text: str) -> None:
     """Whole, or not at all."""
     hidden = path.with_name(f".{path.name}.partial")
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         hidden.write_text(text)
         os.replace(hidden, path)
 

@@ -11,6 +11,7 @@ is clipped.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import mujoco
@@ -146,7 +147,7 @@ class MuJoCoEnv:
         self._sim.advance(control)
         after = self._physics()
         self._clock += 1
-        reward = self._task.reward(before, control, after)
+        reward, info = self._reward(before, control, after)
         terminated = self._task.terminated(after)
         truncated = (self._clock >= self._task.episode_length) & ~terminated
         seen = self._task.observe(after)
@@ -163,8 +164,23 @@ class MuJoCoEnv:
             reward=self._to_device(reward.astype(np.float32)),
             terminated=self._to_device(terminated),
             truncated=self._to_device(truncated),
-            info={},
+            info=info,
         )
+
+    def _reward(
+        self, before: Physics, control: Array, after: Physics
+    ) -> tuple[Array, dict[str, Tensor]]:
+        """The reward, and its terms for the log where the task tells them."""
+        paid = self._task.reward(before, control, after)
+        if not isinstance(paid, Mapping):
+            return paid, {}
+        terms = np.stack([np.asarray(term, np.float64) for term in paid.values()])  # [K, N]
+        names = [f"env/reward_{name}" for name in paid]
+        rows = self._to_device(terms.astype(np.float32))  # all at once, for a GPU
+        total = terms[0]
+        for term in terms[1:]:  # in the order of the task: a sum over the axis may take another
+            total = total + term
+        return total, dict(zip(names, rows, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {

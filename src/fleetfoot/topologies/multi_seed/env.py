@@ -39,7 +39,8 @@ class ConcatVecEnv:
             for env, share in zip(self.sets, shares, strict=True)
         ]
         flags = torch.stack([_cat(steps, "terminated"), _cat(steps, "truncated")]).to(self.device)
-        names = steps[0].info.keys()
+        # Some sets may have told a name that others have not told yet.
+        names = [name for name in steps[0].info if all(name in step.info for step in steps)]
         return Step(
             obs=self.join([step.obs for step in steps]),
             next_obs=self.join([step.next_obs for step in steps]),
