@@ -72,7 +72,7 @@ class Looking:
     """Looks at the coordinator each time it has taken in what was finished."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.seen: list[tuple[int, int, int]] = []
+        self.times_made: list[tuple[int, int, int]] = []
         self.acts: list[tuple[int, Callable[[], None]]] = []
         true = RaySplitRun.work
 
@@ -80,7 +80,7 @@ class Looking:
             true(run)
             a, v, p = run.gate.rounds.values()
             assert run.cfg.free or p <= v <= a <= v + run.cfg.lead <= p + 2 * run.cfg.lead
-            self.seen.append((run.vec_steps, run.updates, run.policy_updates))
+            self.times_made.append((run.vec_steps, run.updates, run.policy_updates))
             for act in [act for step, act in self.acts if step <= run.vec_steps]:
                 act()
             self.acts = [each for each in self.acts if each[0] > run.vec_steps]
@@ -93,7 +93,7 @@ class Looking:
 
     def ratios(self, begin: int, end: int) -> tuple[float, float]:
         """Critic updates per vec step and policy updates per critic update between two vec steps."""
-        between = [each for each in self.seen if begin <= each[0] <= end]
+        between = [each for each in self.times_made if begin <= each[0] <= end]
         (a, v, p), (a_end, v_end, p_end) = between[0], between[-1]
         return (v_end - v) / (a_end - a), (p_end - p) / (v_end - v)
 
@@ -372,7 +372,9 @@ def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
     compiled, seen, rest = actor.collect(*nothing, *nothing)
     assert compiled > 0
     assert actor.collect(*nothing, *nothing)[0] == 0
-    monkeypatch.setattr(EagerLearner, "ready", lambda self, count: not count or bool(self.seen))
+    monkeypatch.setattr(
+        EagerLearner, "ready", lambda self, count: not count or bool(self.times_made)
+    )
     critic.round(0, [True], *nothing, seen, rest)
     policy.round(0, *nothing, *nothing, seen)
     compiled, weights, normal = critic.round(2, [], *nothing)

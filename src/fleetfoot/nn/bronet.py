@@ -24,8 +24,12 @@ GAIN = math.sqrt(2.0)
 
 @part
 class BroNetConfig:
+    """The residual network of BRO, with LayerNorm after every dense layer."""
+
     width: int = 512
+    """Features of each layer."""
     blocks: int = 2
+    """Residual blocks."""
     head_gain: float = GAIN
     """Of the output layer's orthogonal weights at the start."""
     head_bias: bool = True

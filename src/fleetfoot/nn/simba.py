@@ -35,9 +35,14 @@ SHIFT = 3.0
 
 @part
 class SimbaV2Config:
+    """A residual network whose features and weights have unit length."""
+
     width: int = 512
+    """Features of each layer."""
     blocks: int = 2
+    """Residual blocks."""
     variant: Variant = "faithful"
+    """faithful: as in SimbaV2; port: as in the code of FastTD3 (see the top of this file)."""
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return SimbaV2(self, inputs, outputs, ensemble_size)
