@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import shutil
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fleetfoot.agents.contract import periods, why_not_stacked
 from fleetfoot.api import evaluate_run, resume, train
 from fleetfoot.data import Batch, Transition, UpdateResult
 from fleetfoot.errors import UserError
@@ -209,3 +211,30 @@ def test_on_a_gpu_what_is_declared_is_recorded_and_learns_the_same() -> None:
     apart = sum(float((one[name] - two[name]).abs().sum()) for name in names)
     moved = sum(float((one[name] - start[name]).abs().sum()) for name in names)
     assert apart < 1e-3 * moved
+
+
+def listing() -> str:
+    """The agent of docs/architecture.md, as a reader copies it."""
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    start = page.index('"""my_agent.py')
+    return page[start : page.index("```", start)]
+
+
+def test_the_agent_of_the_page_trains_resumes_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_agent.py").write_text(listing())
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = importlib.import_module("my_agent").MyTD3Config()
+    short = small(agent=cfg)
+    assert train(short, tmp_path / "whole").finished
+    with monkeypatch.context() as patch:
+        patch.setattr(synchronous_module, "rollout", interrupted_at(150))
+        assert not train(short, tmp_path / "parts").finished
+    assert resume(tmp_path / "parts").finished
+    assert_same(agent_state(tmp_path / "whole"), agent_state(tmp_path / "parts"))
+    agent = short.build_agent(make_spec(), CPU)
+    assert why_not_stacked(agent) is None
+    assert periods(agent) == (2,)
+    losses = [agent.update(make_batch(rows=32)).metrics["critic/loss"].item() for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
