@@ -52,6 +52,16 @@ def test_a_target_takes_over_a_share_and_has_the_same_statistics() -> None:
     assert (target.constrained, network.constrained) == (1, 0)
 
 
+def test_a_plain_torch_module_needs_neither_statistics_nor_constraints() -> None:
+    network = nn.Linear(3, 2)
+    target = target_copy(network)
+    before = target.weight.clone()
+    with torch.no_grad():
+        network.weight.add_(1.0)
+    polyak_(target, network, 0.25)
+    torch.testing.assert_close(target.weight, before + 0.25)
+
+
 @pytest.mark.parametrize(
     "cfg",
     [
