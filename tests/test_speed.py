@@ -405,6 +405,7 @@ def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
     name: str, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run begins with eager updates again, so it is the same to rounding."""
+    from fleetfoot.topologies import overlap as overlap_module
     from fleetfoot.topologies import synchronous as synchronous_module
     from fleetfoot.topologies.synchronous import SynchronousConfig
 
@@ -417,7 +418,8 @@ def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
     )
     train(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(synchronous_module, "rollout", interrupted_at(43))
+        for module in (synchronous_module, overlap_module):
+            patch.setattr(module, "rollout", interrupted_at(43))
         assert not train(recipe, tmp_path / "parts").finished
     assert checkpoint.load(tmp_path / "parts").step == 43
     assert resume(tmp_path / "parts").finished

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
+from fleetfoot.ops.optimizers import PlainSGD, RootScaled
 
 
 class Stepper(Protocol):
@@ -45,6 +46,7 @@ class _Scheduled(ABC):
     """What all optimisers share: a learning rate, perhaps a schedule, perhaps clipping."""
 
     lr: float
+    """Learning rate."""
     lr_end: float | None = None
     """Half a cosine from `lr` to this over the whole run; None: constant."""
     max_grad_norm: float | None = None
@@ -55,7 +57,7 @@ class _Scheduled(ABC):
         """The rule itself. `lr` is a tensor on the parameters' device, which the schedule writes to."""
 
     def check(self) -> None:
-        """UserError for what cannot be."""
+        """UserError for settings that cannot work."""
         if not (self.lr > 0 and (self.lr_end is None or self.lr_end > 0)):
             raise UserError(f"learning rates must be above 0, not {self.lr} and {self.lr_end}.")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -69,9 +71,14 @@ class _Scheduled(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class _Adam(_Scheduled):
+    """What Adam and AdamW share."""
+
     beta1: float = 0.9
+    """Decay of the running mean of gradients."""
     beta2: float = 0.999
+    """Decay of the running mean of squared gradients."""
     eps: float = 1e-8
+    """Added to the root of that mean, in the divisor."""
 
     def check(self) -> None:
         super().check()
@@ -91,8 +98,11 @@ class AdamWConfig(_Adam):
     """AdamW with decoupled weight decay and a cosine learning rate from `lr` to `lr_end`."""
 
     lr: float = 3e-4
+    """Learning rate."""
     lr_end: float = 3e-4
+    """Half a cosine from `lr` to this over the whole run."""
     weight_decay: float = 0.1
+    """Each step takes lr * weight_decay of every weight away."""
 
     def check(self) -> None:
         super().check()
@@ -109,6 +119,7 @@ class AdamConfig(_Adam):
     """Adam, without weight decay."""
 
     lr: float = 1e-4
+    """Learning rate."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         return with_state(torch.optim.Adam(parameters, **self.options(lr)))
@@ -133,19 +144,10 @@ class SGDConfig(_Scheduled):
     """Plain gradient steps, as long as the gradient is large: nothing is averaged."""
 
     lr: float = 3e-4
+    """Learning rate."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        return Plain(parameters, {"lr": lr})
-
-
-class Plain(torch.optim.Optimizer):
-    """weight <- weight - lr g. Unlike torch's own, it never waits for a GPU to read `lr`."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            by = torch._foreach_mul([each.grad for each in group["params"]], group["lr"])
-            torch._foreach_sub_(group["params"], by)
+        return PlainSGD(parameters, {"lr": lr})
 
 
 @part
@@ -153,9 +155,11 @@ class RMSPropConfig(_Scheduled):
     """Centred RMSProp: the gradient divided by its running standard deviation (DQN, Ape-X)."""
 
     lr: float = 6.25e-5
+    """Learning rate."""
     decay: float = 0.95
     """Of the running means of the gradient and of its square."""
     eps: float = 1.5e-7
+    """Keeps the divisor away from zero."""
     eps_inside: bool = True
     """Add eps to the variance, as the published systems do; False: to its root, as torch does."""
     centred: bool = True
@@ -182,65 +186,12 @@ class AdaGradConfig(_Scheduled):
     """AdaGrad: the gradient divided by the root of the sum of all squares so far (Gorila)."""
 
     lr: float = 1e-2
+    """Learning rate."""
     eps: float = 1e-10
+    """Added to the root, in the divisor."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         return RootScaled(parameters, lr, decay=None, centred=False, eps=self.eps, eps_inside=False)
-
-
-class RootScaled(torch.optim.Optimizer):
-    """weight <- weight - lr g / root(S): S is the running mean of g^2 (RMSProp) or, without `decay`, its sum (AdaGrad).
-
-    Unlike torch's own, it never waits for a GPU to read `lr`, cannot take the root of a variance that rounding made
-    negative, and its AdaGrad is made of operations that round once per number: the same weights however they are split
-    over the shards of a server.
-    """
-
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        lr: Tensor,
-        *,
-        decay: float | None,
-        centred: bool,
-        eps: float,
-        eps_inside: bool,
-    ):
-        super().__init__(parameters, {"lr": lr})
-        self.decay, self.centred, self.eps, self.eps_inside = decay, centred, eps, eps_inside
-        for parameter in parameters:
-            self.state[parameter]["square"] = torch.zeros_like(parameter)
-            if centred:
-                self.state[parameter]["mean"] = torch.zeros_like(parameter)
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            parameters = group["params"]
-            gradients = [parameter.grad for parameter in parameters]
-            by = torch._foreach_div(gradients, self._root(parameters, gradients))
-            torch._foreach_mul_(by, group["lr"])
-            torch._foreach_sub_(parameters, by)
-
-    def _root(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        square = [self.state[parameter]["square"] for parameter in parameters]
-        fresh = torch._foreach_mul(gradients, gradients)
-        if self.decay is None:
-            torch._foreach_add_(square, fresh)
-        else:
-            torch._foreach_lerp_(square, fresh, 1.0 - self.decay)
-        spread = [each.clone() for each in square]
-        if self.centred:
-            mean = [self.state[parameter]["mean"] for parameter in parameters]
-            torch._foreach_lerp_(mean, gradients, 1.0 - (self.decay or 0.0))
-            torch._foreach_addcmul_(spread, mean, mean, value=-1.0)
-            torch._foreach_clamp_min_(spread, 0.0)
-        if self.eps_inside:
-            torch._foreach_add_(spread, self.eps)
-        torch._foreach_sqrt_(spread)
-        if not self.eps_inside:
-            torch._foreach_add_(spread, self.eps)
-        return spread
 
 
 class LocalStepper:
@@ -308,8 +259,8 @@ class LocalStepper:
     @torch.no_grad()
     def restart_(self) -> None:
         """Forget every step made: running means and the schedule begin anew, in place. The weights stay."""
-        for kept in self.optimizer.state.values():
-            for value in kept.values():
+        for state in self.optimizer.state.values():
+            for value in state.values():
                 value.zero_()
         self.steps.zero_()
         self._schedule(self.steps)

@@ -205,7 +205,8 @@ def test_pql_clips_the_critics_gradient_where_the_published_loss_would(size: flo
     assert isinstance(agent.step_critic, LocalStepper)
     halved = agent.step_critic.gradients(loss)
     published = [2.0 * gradient for gradient in halved]
-    for gradients, bound in ((halved, cfg.critic_optim.max_grad_norm), (published, 0.5)):
+    optim: Any = cfg.critic_optim
+    for gradients, bound in ((halved, optim.max_grad_norm), (published, 0.5)):
         norm = torch.nn.utils.get_total_norm(gradients)
         torch._foreach_mul_(gradients, (bound / norm).clamp(max=1.0))
     for ours, theirs in zip(halved, published, strict=True):

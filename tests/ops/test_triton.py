@@ -11,13 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.ops import affine, categorical
-from fleetfoot.ops.batch_norm import batch_norm, in_kernels
-from fleetfoot.ops.project import Projector, root_length_, unit_columns_
+from fleetfoot.ops import categorical
 
 pytest.importorskip("triton")
 
-from fleetfoot.ops.triton import batch_norm as norm_kernels
 from fleetfoot.ops.triton import categorical as kernels
 from fleetfoot.ops.triton import relu
 
@@ -148,128 +145,3 @@ def test_backward_through_relu(
     torch.testing.assert_close(total, wanted.sum(1), atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(relu.sum_rows(above), above.sum(1), atol=1e-4, rtol=1e-5)
     assert torch.equal(relu.sum_rows(above.mT.contiguous().mT), relu.sum_rows(above))
-
-
-@kernel
-def test_projections_of_many_weights_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetfoot.ops.triton import project
-
-    monkeypatch.setattr(project, "ELEMENTS", 128)  # several programs for each matrix
-    shapes = [(7, 20), (2, 8, 33), (3, 2, 30, 5), (16, 1)]
-    weights = [3 * normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    vectors = [(normal(2, 9, seed=7), normal(2, 9, seed=8)), (normal(5, seed=9),)]
-    wanted = [w.clone() for w in weights], [tuple(v.clone() for v in pair) for pair in vectors]
-    for weight in wanted[0]:
-        unit_columns_(weight)
-    for pair in wanted[1]:
-        root_length_(*pair)
-    projector = Projector(weights, vectors)
-    projector.by_kernels()
-
-    def same() -> None:
-        for one, two in zip(weights, wanted[0], strict=True):
-            torch.testing.assert_close(one, two)
-        for one, two in zip(sum(vectors, ()), sum(wanted[1], ()), strict=True):
-            torch.testing.assert_close(one, two)
-
-    same()
-    moved = weights[1].data_ptr()
-    weights[1].data = 5 * weights[1]  # elsewhere in memory
-    assert weights[1].data_ptr() != moved
-    projector.by_kernels()
-    same()
-    with pytest.raises(ValueError, match="contiguous"):
-        Projector([normal(4, 3).T], vectors).by_kernels()
-
-
-@kernel
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("form", ["members", "shared", "plus"])
-@pytest.mark.parametrize(("rows", "columns"), [(2, 3), (70, 20), (300, 5)])
-def test_batch_norm_and_its_gradients(
-    rows: int, columns: int, form: str, relu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that do not fill a tile, several tiles in a share, shares that are empty at the end, and far from zero."""
-    monkeypatch.setattr(norm_kernels, "ROWS", 16)
-    monkeypatch.setattr(norm_kernels, "MOST_SHARES", 8)
-    members = 2
-    x = 30 + 2 * normal(*(() if form == "shared" else (members,)), rows, columns)
-    weight, bias = normal(members, columns, seed=1), normal(members, columns, seed=2)
-    mean, variance = normal(members, columns, seed=3), normal(members, columns, seed=4).abs()
-    plus = normal(members, rows, 2 * columns, seed=5)[:, :, :columns] if form == "plus" else None
-    leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    options: dict[str, Any] = {"momentum": 0.1, "eps": 1e-5, "relu": relu}
-    wanted = batch_norm(x, weight, bias, mean, variance, plus=plus, **options)
-    above = normal(members, rows, columns, seed=6)
-    slopes = torch.autograd.grad(wanted[0], leaves, above)
-    given: list[Any] = [t.detach() for t in (x, weight, bias)]
-    kernels: Any = norm_kernels
-    found = kernels.batch_norm(*given, mean, variance, plus, *options.values())
-    near: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
-    for one, two in zip(found, wanted, strict=False):
-        torch.testing.assert_close(one, two.detach(), **near)
-    backward = kernels.batch_norm_backward(above, *given, *found[3:], relu, True)
-    if form == "shared":
-        backward = (backward[0].sum(0), *backward[1:])
-    for one, two in zip(backward, slopes, strict=True):
-        torch.testing.assert_close(one, two, atol=2e-3, rtol=1e-3)
-    frozen = kernels.batch_norm_backward(above, *given, *found[3:], relu, False)
-    assert frozen[0].numel() == 0
-    assert torch.equal(frozen[1], backward[1])
-
-
-@kernel
-@pytest.mark.parametrize("form", ["single", "members", "shared"])
-def test_batch_norm_as_an_operation_of_autograd(form: str) -> None:
-    lead = () if form == "single" else (2,)
-    x = normal(*(lead if form == "members" else ()), 9, 4)
-    own = [normal(*lead, 4, seed=seed).abs() for seed in range(1, 5)]
-    plus = normal(*lead, 9, 4, seed=5)
-    leaves = [t.requires_grad_() for t in (x, *own[:2], plus)]
-    wanted = batch_norm(x, *own, momentum=0.1, eps=1e-5, relu=True, plus=plus)
-    kernels: Any = in_kernels
-    found = kernels(x, *own, plus, 0.1, 1e-5, True)
-    above = normal(*lead, 9, 4, seed=6)
-    for one, two in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
-        assert one.requires_grad == two.requires_grad
-    slopes = [torch.autograd.grad(out[0], leaves, above) for out in (found, wanted)]
-    for one, two in zip(*slopes, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
-    (frozen,) = torch.autograd.grad(
-        kernels(x.detach(), *own, None, 0.1, 1e-5, True)[0], own[0], above
-    )
-    torch.testing.assert_close(frozen, slopes[1][1], atol=1e-4, rtol=1e-4)
-
-
-@kernel
-def test_batch_norm_of_half_precision_features() -> None:
-    x = (normal(2, 40, 8) + 1).bfloat16()
-    own = [normal(2, 8, seed=seed).abs() for seed in range(1, 5)]
-    kernels: Any = norm_kernels
-    out, *_, mean, rate = kernels.batch_norm(x, *own, x, 0.01, 1e-5, True)
-    wanted = batch_norm(x, *own, momentum=0.01, eps=1e-5, relu=True, plus=x)[0]
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, wanted, atol=0.03, rtol=0.02)
-    found = kernels.batch_norm_backward(out, x, *own[:2], mean, rate, True, True)
-    assert [t.dtype for t in found] == [torch.bfloat16, torch.float32, torch.float32]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
-def test_compiled_layers_on_a_gpu_use_them_and_stay_close(shared: bool, biased: bool) -> None:
-    x = normal(33, 70) if shared else normal(2, 33, 70)
-    leaves = [x, normal(2, 70, 101, seed=1) / 8, normal(2, 101, seed=2)]
-    above = normal(2, 33, 101, seed=3)
-
-    def gradients(function: object) -> list[Tensor]:
-        own = [t.clone().requires_grad_() for t in leaves]
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            out = function(own[0], own[1], own[2] if biased else None, True)  # type: ignore[operator]
-        out.float().backward(above)
-        return [out.float().detach(), *(t.grad for t in own if t.grad is not None)]
-
-    found, wanted = gradients(torch.compile(affine.affine)), gradients(affine.affine)
-    for one, two in zip(found, wanted, strict=True):
-        assert (one - two).norm() < 0.03 * two.norm()

@@ -62,26 +62,39 @@ class BRCConfig:
     v_max: float = 10.0
     """The atoms reach from -v_max to v_max."""
     num_atoms: int = 101
+    """Atoms of the value support (K)."""
     num_critics: int = 2
+    """Critic heads (E), batched as one network."""
     tau: float = 0.005
+    """Share of the critic that its target takes over after every update."""
     alpha: float = 0.1
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
+    """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     normalize_reward: bool = True
     """Scale rewards by the extremes of returns, for each task (1)."""
     return_window: int = 1_000
     """Steps of an episode that count in (1), where the environments have no one time limit."""
     normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     start_from: str = ""
     """Folder of a multi-task run whose networks to begin with; every task here gets a new vector."""
     policy_net: NetworkConfig = BroNetConfig(width=256, blocks=1)
+    """Network of the policy."""
     critic_net: NetworkConfig = BroNetConfig(width=4096, blocks=2)
+    """Network of each critic."""
     policy_optim: AdamWConfig = DECAYED
+    """Optimiser of the policy."""
     critic_optim: AdamWConfig = DECAYED
+    """Optimiser of the critics."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+    """Optimiser of the temperature."""
 
     @property
     def traits(self) -> Traits:
@@ -202,10 +215,10 @@ class BRC(Stateful):
         action, log_prob = self.gaussian.sample(batch.next_obs, noise)
         logits = self.critic_target(batch.next_obs, action)  # [E, B, K]
         base = reward - batch.discount * alpha * log_prob  # (2)
-        each = categorical.project_shifted(
+        heads = categorical.project_shifted(
             logits, base=base, slope=batch.discount, z=self.z, lowest=False
         )
-        return each.mean(0)  # (3)
+        return heads.mean(0)  # (3)
 
     def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
         """The loss (6)."""
@@ -222,7 +235,7 @@ class BRC(Stateful):
     def start_from(self, folder: str) -> None:
         """Take over the networks of another run, but for the vectors of its tasks.
 
-        A run that has begun needs that folder no more: only to learn without it, from the start, is refused.
+        A folder that is missing is an error only where learning starts: a run that is resumed does not need it.
         """
         try:
             old = checkpoint.load(folder, with_replay=False).state["agent"]
@@ -231,17 +244,17 @@ class BRC(Stateful):
             return
         for name in NETWORKS:
             network = getattr(self, name)
-            own, theirs = network.state_dict(), old.get(name, {})
-            kept = {key: value for key, value in own.items() if "encoder.embed." in key}
-            fits = own.keys() == theirs.keys() and all(
-                own[key].shape == theirs[key].shape for key in own.keys() - kept.keys()
+            state, old_state = network.state_dict(), old.get(name, {})
+            vectors = {key: value for key, value in state.items() if "encoder.embed." in key}
+            fits = state.keys() == old_state.keys() and all(
+                state[key].shape == old_state[key].shape for key in state.keys() - vectors.keys()
             )
             if not fits:
                 raise UserError(
                     f"agent.start_from: the {name} in {folder} is not like this one. It takes a BRC run of several "
                     "tasks, with networks, observations and actions of the same sizes."
                 )
-            network.load_state_dict({**theirs, **kept})
+            network.load_state_dict({**old_state, **vectors})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -69,13 +69,17 @@ class BROConfig:
     pessimism: float = 0.0
     """Share of the critics' spread that targets and the policy leave out."""
     tau: float = 0.005
+    """Share of the critic that its target takes over after every update."""
     reward_scale: float = 1.0
     """Rewards are learned times this; the temperature and the Huber loss expect about 1 per step."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
+    """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     optimist: OptimistConfig | None = DeltaConfig()
     """The actor that explores; None: the policy itself."""
     std_factor: float = 0.75
@@ -89,13 +93,21 @@ class BROConfig:
     resets: tuple[int, ...] = RESETS
     """Env steps before whose updates everything but the replay begins anew."""
     normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = BroNetConfig(width=256, blocks=1)
+    """Network of the policy."""
     critic_net: NetworkConfig = BroNetConfig(width=512, blocks=2)
+    """Network of each critic."""
     policy_optim: AdamWConfig = DECAYED
+    """Optimiser of the policy."""
     critic_optim: AdamWConfig = DECAYED
+    """Optimiser of the critics."""
     optimist_optim: AdamWConfig = DECAYED
+    """Optimiser of the optimist."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
+    """Optimiser of the temperature."""
     adjuster_optim: AdamConfig = AdamConfig(lr=3e-5, beta1=0.5)
     """Of omega and lambda."""
 

@@ -52,16 +52,12 @@ class Agent(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Compilable(Agent, Protocol):
-    """An agent some of whose methods may go through `torch.compile`."""
+class Accelerated(Agent, Protocol):
+    """An agent that says what of it may be compiled and recorded. Either may be missing."""
 
     compiled_methods: ClassVar[tuple[str, ...]]
-    """Names of pure methods: tensors in, tensors out (nested in tuples, lists, dicts), no randomness of their own, and
-    nothing changed. Usually the losses. They are also what several seeds compute as one."""
-
-
-class Recordable(Compilable, Protocol):
-    """An agent whose `update` may be recorded as a CUDA graph and replayed."""
+    """Names of pure methods: tensors in, tensors out (also in tuples, lists, dicts and `Loss`), no randomness of their
+    own, and nothing changed. Usually the losses. They are also what several seeds compute as one."""
 
     @property
     def periods(self) -> tuple[int | tuple[int, int], ...]:
@@ -74,18 +70,17 @@ class Recordable(Compilable, Protocol):
 
 
 class ActorCritic(Agent, Protocol):
-    """An agent whose update falls apart into two, so that two learners can make them, each with an agent of its own.
+    """An agent whose update has two halves, so that two learners can make them, each with its own copy of the agent.
 
     `update` is `update_critic`, and after every `policy_every`-th of these `update_policy` on the same observations.
     """
 
     policy_state: ClassVar[tuple[str, ...]]
-    """Beside the weights of the steppers among them, what `update_policy` alone changes: attributes, which are entries
-    of `state_dict` as well."""
+    """Names of the attributes that `update_policy` alone changes: steppers (and their weights), random streams. Each is
+    an entry of `state_dict` as well."""
 
     @property
     def critic(self) -> nn.Module: ...
-
     @property
     def norms(self) -> nn.Module:
         """The running statistics of observations, which all networks share."""
@@ -193,25 +188,28 @@ def traits(cfg: AgentConfig) -> Traits:
     return stated
 
 
+REQUIRED_ATTRIBUTES: tuple[tuple[str, type, str], ...] = (
+    ("policy", nn.Module, "a torch module (Obs -> greedy action)"),
+    ("behaviour", nn.Module, "a torch module (Obs -> what the explorer reads)"),
+    ("updates", int, "the number of updates so far, an int"),
+)
+REQUIRED_METHODS = (
+    "observe(transition) -> None",
+    "update(batch) -> UpdateResult",
+    "state_dict() -> dict",
+    "load_state_dict(state) -> None",
+)
+
+
 def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     """The same agent, if it keeps the contract; UserError, which names the first thing that is wrong, if not."""
     name = type(agent).__name__
-    wanted: tuple[tuple[str, type, str], ...] = (
-        ("policy", nn.Module, "a torch module (Obs -> greedy action)"),
-        ("behaviour", nn.Module, "a torch module (Obs -> what the explorer reads)"),
-        ("updates", int, "the number of updates so far, an int"),
-    )
-    for attribute, kind, meaning in wanted:
+    for attribute, kind, meaning in REQUIRED_ATTRIBUTES:
         value = getattr(agent, attribute, None)
         if not isinstance(value, kind):
             raise UserError(f"{name}.{attribute} must be {meaning}, not {_kind(value)}.")
-    for method, signature in (
-        ("observe", "observe(transition) -> None"),
-        ("update", "update(batch) -> UpdateResult"),
-        ("state_dict", "state_dict() -> dict"),
-        ("load_state_dict", "load_state_dict(state) -> None"),
-    ):
-        if not callable(getattr(agent, method, None)):
+    for signature in REQUIRED_METHODS:
+        if not callable(getattr(agent, signature.partition("(")[0], None)):
             raise UserError(f"{name} needs a method {signature}.")
     for method in compiled_methods(agent) or ():
         if not callable(getattr(agent, method, None)):

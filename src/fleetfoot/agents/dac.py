@@ -70,13 +70,17 @@ class DACConfig:
     target_pessimism: float = 1.0
     """The same for targets (b_target)."""
     tau: float = 0.005
+    """Share of the critic that its target takes over after every update."""
     reward_scale: float = 1.0
     """Rewards are learned times this."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
+    """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     optimist: OptimistConfig = IndependentConfig(net=ACTOR)
     """The actor that explores."""
     std_factor: float = 1.25
@@ -98,13 +102,21 @@ class DACConfig:
     resets: tuple[int, ...] = RESETS
     """Env steps before whose updates everything but the replay begins anew."""
     normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = ACTOR
+    """Network of the policy."""
     critic_net: NetworkConfig = CRITIC
+    """Network of each critic."""
     policy_optim: AdamConfig = PLAIN
+    """Optimiser of the policy."""
     critic_optim: AdamConfig = PLAIN
+    """Optimiser of the critics."""
     optimist_optim: AdamConfig = PLAIN
+    """Optimiser of the optimist."""
     alpha_optim: AdamConfig = PLAIN
+    """Optimiser of the temperature."""
     adjuster_optim: AdamConfig = AdamConfig(lr=3e-5, beta1=0.5)
     """Of b_up and w."""
 

@@ -92,14 +92,19 @@ class DDPGConfig:
     reward_scale: float = 1.0
     """Rewards are multiplied by this before the critics learn them."""
     normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     obs_clamp: float | None = None
     """Clamp (normalised) observations to plus or minus this."""
     task_embedding: int = 32
     """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(300, 200), activation=("tanh", "elu"))
+    """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(400, 300), activation=("tanh", "elu"))
+    """Network of each critic."""
     policy_optim: OptimConfig = AdamConfig(lr=1e-4)
+    """Optimiser of the policy."""
     critic_optim: OptimConfig = AdamConfig(lr=1e-4)
+    """Optimiser of the critics."""
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
@@ -114,7 +119,7 @@ class DDPGConfig:
 
 
 class InitialPriority(nn.Module):
-    """The first priorities of Ape-X: the critic's view of the action taken and of the one that the policy meant."""
+    """The first priorities of Ape-X: the critic's values of the action taken and of the policy's own action."""
 
     z: Tensor | None
 
@@ -224,7 +229,7 @@ class DDPG(Stateful):
 
     @torch.no_grad()
     def next_value(self, batch: Batch, xi: Tensor) -> Tensor:
-        """What the target critics say of the next action, [E, B, K]."""
+        """What the target critics give for the next action, [E, B, K]."""
         clip = self.cfg.noise_clip
         noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
         action = (self.policy_target(batch.next_obs) + noise).clamp(-1.0, 1.0)  # (1)

@@ -5,13 +5,13 @@ DQN: Mnih et al. 2015, Nature 518. Double: van Hasselt et al. 2016, arXiv 1509.0
 categorical head): Horgan et al. 2018, arXiv 1803.00933. With R and d the folded reward and what is left of the
 discount, w the importance weight of a row, z the atoms of the value support:
 
-    (1)  q(s, a) = v(s) + A(s, a) - mean_a' A(s, a')   (dueling; otherwise one head says q itself)
+    (1)  q(s, a) = v(s) + A(s, a) - mean_a' A(s, a')   (dueling; otherwise one head gives q itself)
     (2)  a' = argmax_a q(s', a)   (double; otherwise argmax_a q_target(s', a))
     (3)  delta = R + d q_target(s', a') - q(s, a)
     (4)  loss = mean_batch w l(delta),  l(x) = x^2 / 2 ("squared"), or |x| - 1/2 where |x| > 1 ("huber")
     (5)  q_target <- (1 - tau) q_target + tau q, every `target_every` updates   (tau = 1: a hard copy)
 
-With `num_atoms`, the network says the logits of a distribution Z(s, a) and q is its mean. (3) and (4) become
+With `num_atoms`, the network gives the logits of a distribution Z(s, a) and q is its mean. (3) and (4) become
 
     (6)  target distribution: project(softmax(logits_target(s', a')), clip(R + d z, v_min, v_max))
     (7)  loss = mean_batch w CE(target, Z(s, a))
@@ -81,9 +81,11 @@ class DQNConfig:
     task_embedding: int = 32
     """Size of the learned vector of each task, in multi-task sets."""
     torso: TorsoConfig = NatureCNNConfig()
+    """From observations to features."""
     head: NetworkConfig = MLPConfig(hidden=(512,))
     """From features to values; with `dueling`, each of the two heads."""
     critic_optim: OptimConfig = RMSPropConfig(max_grad_norm=40.0)
+    """Optimiser of the whole network."""
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
@@ -222,7 +224,7 @@ class DQN(Stateful):
 
     @torch.no_grad()
     def next_value(self, batch: Batch) -> Tensor:
-        """What the target says about the next action, [B, K]."""
+        """What the target network gives for the next action, [B, K]."""
         out: Tensor = self.critic_target(batch.next_obs)  # [B, num_actions, K]
         chooser = self.critic(batch.next_obs) if self.cfg.double else out
         return _of(out, categorical.value(chooser, self.z).argmax(-1))  # (2)
@@ -239,5 +241,5 @@ class DQN(Stateful):
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:
-    """What is said about the action of each row: [B, num_actions, K] and [B] -> [B, K]."""
+    """The outputs for the action of each row: [B, num_actions, K] and [B] -> [B, K]."""
     return out.gather(1, action.view(-1, 1, 1).expand(-1, 1, out.shape[-1])).squeeze(1)

@@ -49,25 +49,43 @@ class FastSACConfig:
     """FastSAC: SAC with distributional critics, for thousands of environments."""
 
     v_min: float = -250.0
+    """Smallest value the critics can express."""
     v_max: float = 250.0
+    """Largest value the critics can express."""
     num_atoms: int = 101
+    """Atoms of the value support (K)."""
     num_critics: int = 2
+    """Critic heads (E), batched as one network."""
     clipped_double_q: bool = True
+    """Learn from, and climb, the head with the smaller mean."""
     tau: float = 0.1
+    """Share of the critic that its target takes over after every update."""
     policy_every: int = 1
+    """Critic updates per policy update."""
     alpha: float = 0.01
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
+    """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -5.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 1.0
+    """Upper bound of the log standard deviation before tanh."""
     normalize_obs: bool = True
+    """Normalise observations by their running mean and standard deviation."""
     normalize_reward: bool = False
+    """Divide rewards by the spread of returns, per task where there are tasks."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
+    """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(1024, 512, 256))
+    """Network of each critic."""
     policy_optim: AdamWConfig = AdamWConfig(weight_decay=0.001)
+    """Optimiser of the policy."""
     critic_optim: AdamWConfig = AdamWConfig(weight_decay=0.001)
+    """Optimiser of the critics."""
     alpha_optim: AdamWConfig = AdamWConfig(weight_decay=0.0)
+    """Optimiser of the temperature."""
 
     @property
     def traits(self) -> Traits:

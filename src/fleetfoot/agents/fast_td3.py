@@ -77,14 +77,19 @@ class FastTD3Config:
     noise_clip: float = 0.5
     """Bound of that noise."""
     normalize_obs: bool = True
+    """Normalise observations by their running mean and standard deviation."""
     normalize_reward: bool = False
     """Divide rewards by the spread of returns, per task where there are tasks."""
     task_embedding: int = 32
     """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
+    """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(1024, 512, 256))
+    """Network of each critic."""
     policy_optim: AdamWConfig = AdamWConfig()
+    """Optimiser of the policy."""
     critic_optim: AdamWConfig = AdamWConfig()
+    """Optimiser of the critics."""
 
     @property
     def traits(self) -> Traits:

@@ -65,6 +65,7 @@ class ResetsConfig:
     """Everything learned starts again, and the replay stays."""
 
     every_updates: int = 2_560_000
+    """Updates between two resets."""
 
 
 @part
@@ -72,6 +73,7 @@ class ReDoConfig:
     """Dormant units of the critics start again."""
 
     every_updates: int = 1_000
+    """Updates between two searches for dormant units."""
     tau: float = 0.025
     """Dormant: active at most this share of what is usual in the layer."""
 
@@ -81,23 +83,35 @@ class SACConfig:
     """SAC with a choice of bound, regularisation and plasticity."""
 
     bound: BoundConfig = FixedBoundConfig(beta=1.0)
-    """What an action is worth, given what the critics say. beta 0: their mean; 1: the smaller."""
+    """What an action is worth, given the values of the critics. beta 0: their mean; 1: the smaller."""
     plasticity: ResetsConfig | ReDoConfig | None = None
+    """What keeps the networks able to learn; None: nothing."""
     num_critics: int = 2
+    """Critic heads (E), batched as one network."""
     tau: float = 0.005
+    """Share of the critic that its target takes over after every update."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
+    """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(256, 256), start="orthogonal")
+    """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(256, 256), start="orthogonal")
+    """Network of each critic."""
     policy_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    """Optimiser of the policy."""
     critic_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
     """AdamWConfig decays all weights of the critics, biases and gains included, as optax does."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
+    """Optimiser of the temperature."""
     bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
     """Of a learned beta."""
 
@@ -120,7 +134,7 @@ class SACConfig:
 
 
 def is_hidden(module: nn.Module) -> bool:
-    """Gives what a hidden layer tells the next."""
+    """Does this module give the activations of a hidden layer?"""
     return isinstance(module, CReLU) or is_relu(module)
 
 

@@ -75,18 +75,29 @@ class VPLConfig:
     reset_every_updates: int = 0
     """All weights, beta and optimisers begin anew after so many updates, and the replay stays; 0: never."""
     tau: float = 0.005
+    """Share of the critic that its target takes over after every update."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
+    """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = NET
+    """Network of the policy."""
     critic_net: NetworkConfig = NET
+    """Network of each critic."""
     policy_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    """Optimiser of the policy."""
     critic_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
+    """Optimiser of the critics."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
+    """Optimiser of the temperature."""
     bound_optim: SGDConfig | AdamConfig = SGDConfig(lr=3e-4)
     """Of beta."""
 
@@ -203,8 +214,8 @@ class VPL(Stateful):
         """The loss (4)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         q = self.critic(obs, action).float().squeeze(-1)
-        own = self.cfg.policy_beta
-        value = self.bound(q) if own is None else q.mean(0) - own * self.bound.spread(q)
+        beta = self.cfg.policy_beta
+        value = self.bound(q) if beta is None else q.mean(0) - beta * self.bound.spread(q)
         loss = (self.alpha().detach() * log_prob - value).mean()  # (4)
         entropy = -log_prob.detach().mean()
         return Loss(loss, {"policy/loss": loss.detach(), "policy/entropy": entropy})

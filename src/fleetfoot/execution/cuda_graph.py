@@ -97,7 +97,7 @@ class CapturedLearner(EagerLearner):
         pattern = self.pattern(count)
         if pattern in self.recorded:
             self.agent.updates += count if self.counts else 0
-        elif self.seen.get(pattern, 0) < WARM_UPS or not self._record(pattern, count):
+        elif self.times_made.get(pattern, 0) < WARM_UPS or not self._record(pattern, count):
             return super()._updates(count)
         recorded = self.recorded[pattern]
         for name, graph in recorded.graphs.items():

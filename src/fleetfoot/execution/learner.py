@@ -92,7 +92,7 @@ class EagerLearner:
         self.takes_errors = memory if isinstance(memory, TakesErrors) else None
         self.trims = memory if isinstance(memory, Trims) else None
         self.metrics: Metrics = {}
-        self.seen: dict[Pattern, int] = {}  # how often each pattern of updates has been made
+        self.times_made: dict[Pattern, int] = {}  # how often each pattern of updates has been made
 
     @property
     def mode(self) -> Mode:
@@ -110,7 +110,7 @@ class EagerLearner:
 
     def ready(self, count: int) -> bool:
         """Will the coming `count` updates find compiled what compiles at first use?"""
-        return count == 0 or self.mode == "eager" or self.pattern(count) in self.seen
+        return count == 0 or self.mode == "eager" or self.pattern(count) in self.times_made
 
     def __call__(self, count: int) -> Metrics:
         """Make `count` updates; returns what they found, each metric as its mean over those that found it."""
@@ -133,7 +133,7 @@ class EagerLearner:
     def _updates(self, count: int) -> Metrics:
         if count > 0:
             pattern = self.pattern(count)
-            self.seen[pattern] = self.seen.get(pattern, 0) + 1
+            self.times_made[pattern] = self.times_made.get(pattern, 0) + 1
         metrics = []
         for _ in range(count):
             with self.timer("sample"):

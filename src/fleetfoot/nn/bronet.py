@@ -27,7 +27,9 @@ class BroNetConfig:
     """BroNet: dense layers with LayerNorm and residual blocks (BRO)."""
 
     width: int = 512
+    """Features of each layer."""
     blocks: int = 2
+    """Residual blocks."""
     head_gain: float = GAIN
     """Of the output layer's orthogonal weights at the start."""
     head_bias: bool = True

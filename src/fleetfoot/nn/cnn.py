@@ -15,8 +15,11 @@ class NatureCNNConfig:
     """Three convolutions with ReLU and no padding; the defaults are for frames of 84 x 84."""
 
     channels: tuple[int, ...] = (32, 64, 64)
+    """Output channels of each convolution."""
     kernels: tuple[int, ...] = (8, 4, 3)
+    """Side of each convolution's square kernel, in pixels."""
     strides: tuple[int, ...] = (4, 2, 1)
+    """Stride of each convolution, in pixels."""
 
     def build(self, shape: tuple[int, ...]) -> Torso:
         if not len(self.channels) == len(self.kernels) == len(self.strides) > 0:

@@ -8,7 +8,7 @@ from fleetfoot.nn.network import Network, NetworkConfig
 
 
 class ActionHead(Network):
-    """[B, in] -> [B, num_actions, K]: one network says everything."""
+    """[B, in] -> [B, num_actions, K]: one network for all of them."""
 
     def __init__(self, net: NetworkConfig, inputs: int, num_actions: int, outputs: int):
         super().__init__()
@@ -25,7 +25,7 @@ class ActionHead(Network):
 class DuelingHead(Network):
     """[B, in] -> [B, num_actions, K]: the value of the state plus the advantage of each action (Wang et al. 2016).
 
-    q = v + a - mean_a a. Without the mean, v and a could shift against each other and mean nothing by themselves. For
+    q = v + a - mean_a a. Without the mean, v and a are not determined: one could grow as the other shrinks. For
     distributions the same holds for the logits of each atom.
     """
 

@@ -18,7 +18,7 @@ View = Literal["actor", "critic"]
 class Encoder(nn.Module):
     """Obs -> features [B, size], as the actor or the critic sees them.
 
-    `embedding` is the size of the vectors that are learned where there are tasks, or says itself what is added.
+    `embedding`: the size of the learned vectors of the tasks, where there are tasks, or a module that gives them.
     """
 
     def __init__(

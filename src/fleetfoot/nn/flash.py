@@ -13,8 +13,6 @@ The embedder's BatchNorm takes the place of an observation normaliser.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +20,7 @@ from fleetfoot.config import part
 from fleetfoot.nn.batch_norm import BatchNorm
 from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import Network
-from fleetfoot.ops.project import Projector
+from fleetfoot.ops.project import root_length_, unit_columns_
 
 EXPANSION = 4
 
@@ -104,11 +102,10 @@ class FlashNet(Network):
         return out
 
     def constrain_(self) -> None:
-        self._projector()
-
-    @cached_property
-    def _projector(self) -> Projector:
-        modules = list(self.modules())
-        weights = [m.weight for m in modules if isinstance(m, UnitLinear)]
-        together = [(m.weight, m.bias) for m in modules if isinstance(m, BatchNorm)]
-        return Projector(weights, [*together, (self.end.weight,)])
+        for module in self.modules():
+            if isinstance(module, UnitLinear):
+                unit_columns_(module.weight)
+            elif isinstance(module, BatchNorm):
+                root_length_(module.weight, module.bias)
+            elif isinstance(module, RMSNorm):
+                root_length_(module.weight)

@@ -79,6 +79,7 @@ class MLPConfig:
     """Hidden layers with ReLU, no normalisation: FastTD3's networks. Other activations by name."""
 
     hidden: tuple[int, ...] = (1024, 512, 256)
+    """Features of each hidden layer."""
     layer_norm: bool = False
     """LayerNorm between each hidden layer and its activation."""
     activation: tuple[Activation, ...] = ("relu",)
@@ -138,10 +139,15 @@ class SimNormMLPConfig:
     """
 
     hidden: tuple[int, ...] = (1024, 512)
+    """Features of each hidden layer before the codes."""
     groups: int = 8
+    """Codes in the last hidden layer."""
     group_size: int = 64
+    """Features of each code, which sum to 1."""
     temperature: float = 1.0
+    """Divides the logits of each code before its softmax."""
     head_std: float | None = None
+    """Start the output layer at N(0, head_std^2) with zero bias, instead of as torch's Linear does."""
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return SimNormMLP(self, inputs, outputs, ensemble_size)

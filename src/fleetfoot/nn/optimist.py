@@ -1,7 +1,7 @@
 """Dual actors: a second, optimistic actor that explores beside the one that is evaluated (DAC, BRO).
 
-Either kind says the mean and log std of its Gaussian before tanh, [B, A] each, given what the evaluated actor says. It
-acts with its standard deviation times a fixed factor; divergences are measured without that factor.
+Either kind returns the mean and log std of its Gaussian before tanh, [B, A] each, given those of the evaluated actor.
+It acts with its standard deviation times a fixed factor; divergences are measured without that factor.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class OptimistConfig(Protocol):
 
 @part
 class DeltaConfig:
-    """The other actor's Gaussian, its mean moved by what a network of the observation and that mean says (BRO)."""
+    """The other actor's Gaussian, its mean shifted by a network of the observation and that mean (BRO)."""
 
     net: NetworkConfig = BroNetConfig(width=256, blocks=1, head_gain=0.01, head_bias=False)
+    """Network of the shift."""
 
     def build(self, encoder: Encoder, action_size: int, log_std: tuple[float, float]) -> Optimist:
         return Delta(encoder, self.net, action_size)
@@ -71,6 +72,7 @@ class IndependentConfig:
     """An actor of its own, which sees nothing but the observation (DAC)."""
 
     net: NetworkConfig = BroNetConfig(width=256, blocks=1)
+    """Network of the actor."""
     head_gains: tuple[float, float] = ORTHOGONAL
     """Of the orthogonal weights for mean and log std at the start."""
 
@@ -89,8 +91,8 @@ class Independent(Optimist):
         self.gaussian = gaussian
 
     def forward(self, obs: Obs, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-        own: tuple[Tensor, Tensor] = self.gaussian(obs)
-        return own
+        out: tuple[Tensor, Tensor] = self.gaussian(obs)
+        return out
 
     def constrain_(self) -> None:
         self.gaussian.constrain_()

@@ -1,8 +1,7 @@
 """How far below the mean of its critics a learner values an action: mean - beta * spread.
 
-q [E, B] are the values of E critics. The spread is their mean distance to their mean, which for two critics is
-|q1 - q2| / 2, so that beta 0 is the mean and beta 1 the smaller of the two (clipped double Q-learning, "CDQL"). Where
-beta comes from:
+q [E, B] are the values of E critics. beta is pessimism, with the sign of `ops/ensemble.py`: for two critics beta 0 is
+their mean and beta 1 the smaller of the two (clipped double Q-learning, "CDQL"). Where beta comes from:
 
     FixedBound      a number
     LearnedBound    the gap between targets and predictions: on the rows the critics learn from (dual TD-learning, GPL:
@@ -11,9 +10,9 @@ beta comes from:
     BanditBound     a two-armed bandit that is paid in returns of training episodes (TOP: Moskovitz et al., arXiv
                     2102.03765)
 
-An agent with any of them values actions by `bound(q)`, in targets and in the policy loss alike, and does what
-`bound.learns_from` says: "batch" and "held_out": per critic update one step down `bound.loss` on such rows, then
-`bound.follow_`; "returns": tell it each vec step by `bound.observe`; "nothing": nothing.
+An agent with any of them values actions by `bound(q)`, in targets and in the policy loss alike. What else it has to do
+depends on `bound.learns_from`: for "batch" and "held_out", after each critic update one step down `bound.loss` on such
+rows and then `bound.follow_`; for "returns", a call of `bound.observe` after each vec step; for "nothing", nothing.
 """
 
 from __future__ import annotations
@@ -112,7 +111,9 @@ class LearnedBoundConfig:
     kind: Literal["free", "softplus"] = "free"
     """free: beta itself is learned and may be negative; softplus: beta = log(1 + exp(x)) > 0, and x is learned."""
     beta_min: float = -2.0
+    """Smallest beta."""
     beta_max: float = 5.0
+    """Largest beta."""
 
     def build(self, num_envs: int) -> Bound:
         if not self.beta_min <= self.beta <= self.beta_max:
@@ -180,15 +181,15 @@ class LearnedBound(Bound):
             moving = weight * moving
             loss = 0.5 * moving[:half].mean() * moving[half:].mean()
         if self.cfg.normalize:
-            seen = self.running_slope
-            loss = loss / (torch.where(seen > 0, seen, mean_slope) + self.EPS).square()
+            running = self.running_slope
+            loss = loss / (torch.where(running > 0, running, mean_slope) + self.EPS).square()
         return loss, mean_gap, mean_slope
 
     @torch.no_grad()
     def follow_(self, slope: Tensor) -> None:
-        seen = self.running_slope
-        new = torch.where(seen > 0, torch.lerp(seen, slope, self.RATE), slope)
-        seen.copy_(torch.where(slope > 0, new, seen))  # zero: there were no rows
+        running = self.running_slope
+        new = torch.where(running > 0, torch.lerp(running, slope, self.RATE), slope)
+        running.copy_(torch.where(slope > 0, new, running))  # zero: there were no rows
 
     @torch.no_grad()
     def constrain_(self) -> None:
@@ -207,8 +208,11 @@ class BanditBoundConfig:
     betas: tuple[float, ...] = (1.0, 0.0)
     """The arms. TOP writes mean + beta * spread, so these are its -1 (pessimism) and 0 (optimism)."""
     lr: float = 0.1
+    """Step size of the weight of the arm that was in use."""
     decay: float = 0.9
+    """Share of that weight that stays after each episode."""
     window: int = 5
+    """Episodes over which changes of the return are normalised."""
 
     def build(self, num_envs: int) -> Bound:
         if len(self.betas) < 2 or self.window < 2:

@@ -57,16 +57,16 @@ class ReDo:
 
     def activity(self, x: Tensor) -> list[Tensor]:
         """E|h| of each hidden layer's units, [H] or [E, H], for inputs [B, in]. Changes nothing."""
-        found = []
+        activity = []
         for module in self.network.body:
             x = module(x)
             if isinstance(module, nn.ReLU) or (isinstance(module, Linear) and module.relu):
-                found.append(x.float().abs().mean(-2))
-        return found
+                activity.append(x.float().abs().mean(-2))
+        return activity
 
     def dormant(self, activity: Sequence[Tensor]) -> list[Tensor]:
         """Which units are dormant, [H] or [E, H] bool, of each hidden layer."""
-        return [each <= self.tau * each.mean(-1, keepdim=True) for each in activity]
+        return [size <= self.tau * size.mean(-1, keepdim=True) for size in activity]
 
     @torch.no_grad()
     def restart_(
@@ -99,7 +99,7 @@ def _put(
     weight: Tensor, where: Tensor, value: Tensor | float, optimizer: torch.optim.Optimizer
 ) -> None:
     weight.copy_(torch.where(where, value, weight))
-    kept: dict[str, Any] = optimizer.state.get(weight, {})
+    means: dict[str, Any] = optimizer.state.get(weight, {})
     for name in ("exp_avg", "exp_avg_sq"):
-        if name in kept:
-            kept[name].copy_(torch.where(where, 0.0, kept[name]))
+        if name in means:
+            means[name].copy_(torch.where(where, 0.0, means[name]))

@@ -38,8 +38,11 @@ class SimbaV2Config:
     """SimbaV2: features and weights on the unit sphere."""
 
     width: int = 512
+    """Features of each layer."""
     blocks: int = 2
+    """Residual blocks."""
     variant: Variant = "faithful"
+    """faithful: as in SimbaV2; port: as in the code of FastTD3 (see the top of this file)."""
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return SimbaV2(self, inputs, outputs, ensemble_size)

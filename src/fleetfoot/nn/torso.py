@@ -32,6 +32,7 @@ class MLPTorsoConfig:
     """Hidden layers shared by all heads, for vectors. Without any, the heads see the vector itself."""
 
     hidden: tuple[int, ...] = (128,)
+    """Features of each hidden layer."""
     layer_norm: bool = False
     """LayerNorm between each hidden layer and its activation."""
     activation: tuple[Activation, ...] = ("relu",)

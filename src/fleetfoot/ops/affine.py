@@ -138,7 +138,7 @@ def sum_rows(gradient: Tensor) -> Tensor:
     return gradient.sum(1, dtype=torch.float32).to(gradient.dtype)
 
 
-# What a compiler must not look inside is an operation with a name of its own.
+# The compiler must not trace into these, so they are registered as operations.
 in_graph = torch.library.custom_op("fleetfoot::affine", fused_affine, mutates_args=())
 backward_in_graph = torch.library.custom_op(
     "fleetfoot::affine_backward", fused_backward, mutates_args=()
@@ -168,8 +168,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     needs = list(ctx.needs_input_grad[:3])
-    found = backward_in_graph(gradient, *ctx.saved_tensors, ctx.relu, needs)
-    return *(g if asked else None for g, asked in zip(found, needs, strict=True)), None
+    gradients = backward_in_graph(gradient, *ctx.saved_tensors, ctx.relu, needs)
+    return *(g if asked else None for g, asked in zip(gradients, needs, strict=True)), None
 
 
 in_graph.register_autograd(_backward, setup_context=_keep)

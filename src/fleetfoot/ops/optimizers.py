@@ -1,0 +1,70 @@
+"""Optimisers that read their learning rate on the device, so that nothing waits for a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PlainSGD(torch.optim.Optimizer):
+    """weight <- weight - lr g."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by = torch._foreach_mul([parameter.grad for parameter in group["params"]], group["lr"])
+            torch._foreach_sub_(group["params"], by)
+
+
+class RootScaled(torch.optim.Optimizer):
+    """weight <- weight - lr g / root(S): S is the running mean of g^2 (RMSProp) or, without `decay`, its sum (AdaGrad).
+
+    Unlike torch's own, it cannot take the root of a variance that rounding made negative, and its AdaGrad is made of
+    operations that round once per number: the same weights however they are split over the shards of a server.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        lr: Tensor,
+        *,
+        decay: float | None,
+        centred: bool,
+        eps: float,
+        eps_inside: bool,
+    ):
+        super().__init__(parameters, {"lr": lr})
+        self.decay, self.centred, self.eps, self.eps_inside = decay, centred, eps, eps_inside
+        for parameter in parameters:
+            self.state[parameter]["square"] = torch.zeros_like(parameter)
+            if centred:
+                self.state[parameter]["mean"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = group["params"]
+            gradients = [parameter.grad for parameter in parameters]
+            by = torch._foreach_div(gradients, self._root(parameters, gradients))
+            torch._foreach_mul_(by, group["lr"])
+            torch._foreach_sub_(parameters, by)
+
+    def _root(self, parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        square = [self.state[parameter]["square"] for parameter in parameters]
+        fresh = torch._foreach_mul(gradients, gradients)
+        if self.decay is None:
+            torch._foreach_add_(square, fresh)
+        else:
+            torch._foreach_lerp_(square, fresh, 1.0 - self.decay)
+        spread = [s.clone() for s in square]
+        if self.centred:
+            mean = [self.state[parameter]["mean"] for parameter in parameters]
+            torch._foreach_lerp_(mean, gradients, 1.0 - (self.decay or 0.0))
+            torch._foreach_addcmul_(spread, mean, mean, value=-1.0)
+            torch._foreach_clamp_min_(spread, 0.0)
+        if self.eps_inside:
+            torch._foreach_add_(spread, self.eps)
+        torch._foreach_sqrt_(spread)
+        if not self.eps_inside:
+            torch._foreach_add_(spread, self.eps)
+        return spread
