@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fleetfoot import diagnose
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Obs, Step
-from fleetfoot.envs.vec_env import EnvConfig, VecEnv
+from fleetfoot.envs.vec_env import EnvConfig, VecEnv, closed_on_error
 
 # Vec steps between two checks whether all episodes have ended: each check waits for the device.
 CHECK_EVERY = 16
@@ -84,8 +84,9 @@ class Evaluator:
     def __init__(self, config: EnvConfig, cfg: EvaluationConfig, seed: int, device: torch.device):
         self.cfg = cfg
         self.env = config.for_evaluation().build(cfg.episodes, seed, device)
-        self.env.reset()
-        self.start = self.env.state_dict()
+        with closed_on_error(self.env):
+            self.env.reset()
+            self.start = self.env.state_dict()
 
     def __call__(self, policy: nn.Module, q_estimate: QEstimate | None = None) -> Evaluation:
         obs = self.env.reset() if self.start is None else self.env.load_state_dict(self.start)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -403,3 +404,10 @@ def test_the_command_line_goes_on_with_all_seeds(
 def test_what_is_simulated_on_the_cpu_says_so(env: Any) -> None:
     assert simulated_on_cpu(env)
     assert not simulated_on_cpu(TensorConfig())
+
+
+def test_the_log_of_every_seed_says_how_long_compilation_took(tmp_path: Path) -> None:
+    results = api.train_seeds(small(), 2, tmp_path / "run")
+    for result in results:
+        lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["time/compile_s"] > 0

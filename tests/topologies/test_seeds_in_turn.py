@@ -260,3 +260,20 @@ def test_what_is_wrong_leaves_no_folder_and_no_torchrun_is_needed(tmp_path: Path
             api.train_seeds(tiny("sac/pendulum", explorer=NoiseLadderConfig()), 2, place)
         assert place.exists() == stays
     assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_finished_seed_keeps_its_log_when_the_others_go_on(tmp_path: Path) -> None:
+    """All seeds have a checkpoint of the same vec step, so they seem able to go on as one, and their agent is not."""
+    recipe = tiny(agent=OwnConfig(), total_vec_steps=2)
+    recipe = replace(
+        recipe,
+        checkpoint=CheckpointConfig(every_vec_steps=2, keep=3),
+        log=replace(recipe.log, every_vec_steps=1),
+    )
+    api.train_seeds(recipe, 2, tmp_path / "run")
+    first, second = seed_folders(tmp_path / "run")
+    api.resume(first, total_vec_steps=6)
+    before = (first / "metrics.jsonl").read_text()
+    api.resume_seeds(tmp_path / "run", total_vec_steps=6)
+    assert checkpoint.load(second).step == 6
+    assert (first / "metrics.jsonl").read_text() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -76,3 +78,13 @@ def simulated_on_cpu(config: EnvConfig) -> bool:
     are built for.
     """
     return bool(getattr(config, "on_host", False))
+
+
+@contextmanager
+def closed_on_error(env: VecEnv) -> Iterator[None]:
+    """Around the building of what uses `env`. Simulators may have processes, which must not outlive a failure."""
+    try:
+        yield
+    except BaseException:
+        env.close()
+        raise

@@ -14,7 +14,7 @@ import torch
 
 from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
 from fleetfoot.data import EnvSpec, Obs, Transition
-from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.envs.vec_env import VecEnv, closed_on_error
 from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
@@ -168,41 +168,53 @@ def build_parts(
         torch.cuda.set_device(device)  # the current streams are those of this device
     torch.set_num_threads(share.threads or usable_cores())
     env = recipe.env.build(share.num_envs, seeds.env, env_device or device)
-    make_replay = make_replay or partial(
-        share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
-    )
-    agent = recipe.build_agent(global_spec(env.spec, ranks), device)
-    synchronize_agent(agent, ranks, seeds.agent)
-    explorer = share.explorer.build(env.spec, seed=seeds.explorer, device=device)
-    check_behaviour(agent.behaviour, explorer.takes_noise)
-    if recipe.evaluation.diagnose:
-        as_diagnosable(agent)  # refuse before anything is learned
-    return Parts(
-        recipe=recipe,
-        share=share,
-        ranks=ranks,
-        device=device,
-        env=env,
-        obs=env.reset(),
-        agent=agent,
-        explorer=explorer,
-        replay=make_replay(env.spec),
-        pace=recipe.pace.build(),
-        episodes=EpisodeStats(share.num_envs, device),
-    )
+    with closed_on_error(env):
+        make_replay = make_replay or partial(
+            share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
+        )
+        agent = recipe.build_agent(global_spec(env.spec, ranks), device)
+        synchronize_agent(agent, ranks, seeds.agent)
+        explorer = share.explorer.build(env.spec, seed=seeds.explorer, device=device)
+        check_behaviour(agent.behaviour, explorer.takes_noise)
+        if recipe.evaluation.diagnose:
+            as_diagnosable(agent)  # refuse before anything is learned
+        return Parts(
+            recipe=recipe,
+            share=share,
+            ranks=ranks,
+            device=device,
+            env=env,
+            obs=env.reset(),
+            agent=agent,
+            explorer=explorer,
+            replay=make_replay(env.spec),
+            pace=recipe.pace.build(),
+            episodes=EpisodeStats(share.num_envs, device),
+        )
 
 
 @contextmanager
 def open_run(
-    recipe: Recipe, folder: Path, state: State | None, *, console: bool = True, **options: Any
+    recipe: Recipe,
+    folder: Path,
+    state: State | None,
+    *,
+    console: bool = True,
+    check: Callable[[Parts], None] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Journal, Parts]]:
-    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `console`: False
-    where another run prints; `options` are those of `build_parts`."""
+    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end.
+
+    `console`: False where another run prints; `check`: may refuse the parts before anything in the folder changes;
+    `options` are those of `build_parts`.
+    """
     ranks = current_ranks()
     with ExitStack() as stack:
         with ranks.raise_together():
             parts = build_parts(recipe, ranks, **options)
             stack.callback(parts.close)
+            if check is not None:
+                check(parts)
             journal = Journal(recipe=recipe, folder=folder, device=parts.device, ranks=ranks)
             if state is not None:
                 with fitting():

@@ -70,6 +70,7 @@ class MultiSeedJournal(Journal):
     def _count(self) -> None:
         for journal, _ in self.seeds:
             journal.vec_steps, journal.updates = self.vec_steps, self.updates
+            journal.compile_seconds = self.compile_seconds
 
     def _hand_out(self, subject: Subject) -> None:
         """To each seed what it would have counted alone."""

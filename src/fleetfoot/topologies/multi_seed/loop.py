@@ -61,9 +61,9 @@ def train_batched(
 ) -> list[Result]:
     """`states`: of all seeds after the same vec step, to go on from; None: from the start.
 
-    Raises `NotBatched`, before the first vec step, where the parts do not allow what `why_not_batched` does.
+    Raises `NotBatched`, before any folder is changed, where the parts do not allow what `why_not_batched` does.
     """
-    options: dict[str, Any] = {"make_replay": Shares(recipe, seeds)}
+    options: dict[str, Any] = {"make_replay": Shares(recipe, seeds), "check": check_parts}
     if simulated_on_cpu(recipe.env):  # what all seeds see then travels to the device at once
         options["env_device"] = torch.device("cpu")
     with ExitStack() as runs:
@@ -71,7 +71,6 @@ def train_batched(
         for seed, folder, state in zip(seeds, folders, states, strict=True):
             run = open_run(replace(recipe, seed=seed), folder, state, console=not opened, **options)
             opened.append(runs.enter_context(run))
-            check_parts(opened[-1][1])
         journal, parts = as_one(recipe, opened)
         cast(TrainsParts, recipe.topology).train(journal, parts)
         return journal.results()

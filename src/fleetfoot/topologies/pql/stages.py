@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fleetfoot.agents.contract import as_actor_critic
 from fleetfoot.data import Obs, Step, Transition
+from fleetfoot.envs.vec_env import closed_on_error
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.execution import RECORDING, Half, make_learner
 from fleetfoot.explore import check_behaviour
@@ -126,15 +127,18 @@ class Actor(Stage):
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         seeds = self.seeds_of(recipe, setup)
         self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
-        obs = self.env.reset()
-        super().__init__(recipe, device, setup._replace(spec=self.env.spec))
-        self.explorer = recipe.explorer.build(self.spec, seed=seeds.explorer, device=device)
-        check_behaviour(self.agent.behaviour, self.explorer.takes_noise)
-        self.explorer.skip(setup.vec_steps)
-        self.episodes = EpisodeStats(recipe.num_envs, device)
-        self.evaluator = Evaluator(recipe.env, recipe.evaluation, recipe.seeds().evaluation, device)
-        self.first = True
-        self._act_on(obs)
+        with closed_on_error(self.env):
+            obs = self.env.reset()
+            super().__init__(recipe, device, setup._replace(spec=self.env.spec))
+            self.explorer = recipe.explorer.build(self.spec, seed=seeds.explorer, device=device)
+            check_behaviour(self.agent.behaviour, self.explorer.takes_noise)
+            self.explorer.skip(setup.vec_steps)
+            self.episodes = EpisodeStats(recipe.num_envs, device)
+            self.evaluator = Evaluator(
+                recipe.env, recipe.evaluation, recipe.seeds().evaluation, device
+            )
+            self.first = True
+            self._act_on(obs)
 
     @staticmethod
     def seeds_of(recipe: Recipe, setup: Setup) -> Seeds:
