@@ -235,6 +235,6 @@ def test_the_agent_of_the_page_trains_resumes_and_learns(
     assert_same(agent_state(tmp_path / "whole"), agent_state(tmp_path / "parts"))
     agent = short.build_agent(make_spec(), CPU)
     assert why_not_stacked(agent) is None
-    assert periods(agent) == (2,)
+    assert periods(agent) == ((2, 0),)
     losses = [agent.update(make_batch(rows=32)).metrics["critic/loss"].item() for _ in range(60)]
     assert losses[-1] < 0.5 * losses[0]
