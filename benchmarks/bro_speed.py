@@ -28,7 +28,7 @@ from fleetfoot.agents.contract import Agent
 from fleetfoot.bench.provenance import provenance
 from fleetfoot.data import Continuous, EnvSpec, Obs, Transition
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution.learner import Precision, learner
+from fleetfoot.execution import Precision, make_learner
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
@@ -137,7 +137,7 @@ def together(recipe: Recipe, device: torch.device, seeds: int) -> Callable[[int]
 def updates(
     agent: Agent, replay: Replay, device: torch.device, precision: Precision
 ) -> Callable[[int], None]:
-    learn = learner(agent, replay, ROWS, precision=precision, mode="auto", device=device)
+    learn = make_learner(agent, replay, ROWS, precision=precision, mode="auto", device=device)
 
     def update(count: int) -> None:
         for _ in range(count // 2):

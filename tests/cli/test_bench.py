@@ -64,7 +64,7 @@ def test_the_check_refuses_weights_that_part(monkeypatch: pytest.MonkeyPatch) ->
         agent, replay, learn = true_build(size, "eager", precision, device)
         monkeypatch.setattr(type(learn), "mode", mode)
         if mode != "eager":
-            agent.generator.manual_seed(99)
+            agent.critic_noise.generator.manual_seed(99)
             replay.sampler.generator.manual_seed(99)  # type: ignore[attr-defined]
         return agent, replay, learn
 
