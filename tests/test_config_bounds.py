@@ -19,6 +19,7 @@ from fleetfoot.explore import (
     EpsilonAnnealConfig,
     EpsilonLadderConfig,
     GreedyConfig,
+    HeldNoiseConfig,
     NoiseLadderConfig,
 )
 from fleetfoot.log import LogConfig
@@ -56,6 +57,9 @@ NAN, INF = float("nan"), float("inf")
         (NoiseLadderConfig, "random_vec_steps", [-1]),
         (AsSampledConfig, "random_vec_steps", [-1]),
         (GreedyConfig, "random_vec_steps", [-1]),
+        (HeldNoiseConfig, "random_vec_steps", [-1]),
+        (HeldNoiseConfig, "longest", [0]),
+        (HeldNoiseConfig, "exponent", [-1.0, NAN]),
         (MuJoCoConfig, "threads", [-1]),
         (MuJoCoConfig, "episode_length", [0]),
         (MuJoCoConfig, "render_width", [0]),

@@ -128,8 +128,6 @@ def test_held_noise_goes_on_in_the_middle_of_a_run() -> None:
     other.load_state_dict(explorer.state_dict())
     for _ in range(40):
         assert torch.equal(explorer.act(Fixed(0.0), obs(5)), other.act(Fixed(0.0), obs(5)))
-    with pytest.raises(UserError, match="longest"):
-        HeldNoiseConfig(longest=0).build(make_spec(5), seed=0, device=CPU)
 
 
 class FixedValues(nn.Module):

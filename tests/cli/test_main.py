@@ -91,6 +91,10 @@ def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
         assert "is no run folder" in refusal(capsys, command, "empty")
     Path("empty/recipe.json").write_text('{"part": "NoSuchPart"}')
     assert "--import MODULE" in refusal(capsys, "evaluate", "empty")
+    # A field that another version had: the line names the file, since no flag was wrong.
+    Path("empty/recipe.json").write_text('{"part": "AsSampledConfig", "old": 1}')
+    line = refusal(capsys, "resume", "empty")
+    assert "empty/recipe.json: AsSampledConfig has no field 'old'" in line
     Path("empty/recipe.json").write_text('{"part": "Rec')
     assert "cannot be read as a recipe" in refusal(capsys, "resume", "empty")
 

@@ -7,6 +7,8 @@ offered      protocols with more methods, each of which one topology or feature 
              server, initial priorities, diagnosis. A function `as_...` gives the agent back with that type, or
              raises a `UserError` of one sentence.
 known early  `Traits`, which a config states, because a topology must know them before an agent is built.
+
+Above 300 lines, most of them docstrings: whoever writes an agent finds everything that is asked of it in one file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They serve tests and benchmarks: `step` has no loop over environments and never waits for the
 device. Random starts come from a counter, so what environment i draws depends only on the seed,
-on i, and on how many episodes it has begun.
+on i, and on how many episodes it has begun. Above 300 lines: half of it is a list of tasks.
 """
 
 from __future__ import annotations

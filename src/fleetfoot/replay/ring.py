@@ -11,6 +11,8 @@ newest next observation. Memory is flat: line s, column c is at address s * N + 
 device, so that neither `append` nor a read waits for it.
 
 Of a stack of frames a row keeps the newest alone, and `frames.py` says where the others are.
+
+Above 300 lines, because writing and reading share one address arithmetic, which is easier to check in one place.
 """
 
 from __future__ import annotations

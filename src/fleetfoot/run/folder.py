@@ -128,6 +128,8 @@ def read_recipe(folder: Path | str) -> Recipe:
     load_own_parts()
     try:
         recipe = from_json(json.loads(path.read_text()))
+    except UserError as error:  # a name that this version does not know
+        raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} cannot be read as a recipe: {reason}.") from error
@@ -248,8 +250,3 @@ def clear(folder: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-
-
-def remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()

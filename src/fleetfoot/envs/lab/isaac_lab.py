@@ -9,6 +9,8 @@ Isaac Lab restarts environments inside `step`, so the last observation of an epi
 (`EnvSpec.exact_final_obs` is False): replay then takes no target from a truncated row. It also runs one simulation per
 process. Evaluation therefore borrows the simulation of training; when it comes back, every episode that was running has
 been cut, with its last observation lost.
+
+Above 300 lines: the adapter, next to the one simulator that needs exceptions from it.
 """
 
 from __future__ import annotations

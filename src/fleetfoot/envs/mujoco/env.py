@@ -1,11 +1,11 @@
 """The embedded default environment: many copies of one robot in MuJoCo, on the CPU cores.
 
-Physics runs in MuJoCo's own thread pool (`mujoco_physics`), what the robot is to do stands in a
-`Task` (`mujoco_tasks`), and this file makes the environment contract out of the two. No step loops
+Physics runs in MuJoCo's own thread pool (`physics.py`), what the robot is to do stands in a
+`Task` (`tasks.py`), and this file makes the environment contract out of the two. No step loops
 over environments in Python.
 
 Actions are in [-1, 1] and are mapped affinely onto each actuator's control range; what lies outside
-is clipped.
+is clipped. Above 300 lines: one class that keeps the contract, and what it alone needs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A `Task` is a model and a few functions over batched numpy arrays (row = environ
 robot is another one: see docs/guides/own-robot.md. Observations, rewards, terminations and the
 distribution of first states are Gymnasium's; Ant and Humanoid are the variants without contact
 forces, inertias and actuator forces in the observation. Their contact costs are in the reward, with
-Gymnasium's default weights.
+Gymnasium's default weights. Above 300 lines: it is a list of tasks.
 """
 
 from __future__ import annotations
