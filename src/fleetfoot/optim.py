@@ -228,7 +228,7 @@ class LocalStepper:
         return list(torch.autograd.grad(loss, self.parameters))
 
     def apply(self, gradients: list[Tensor]) -> Tensor:
-        """Change the weights by one step down these gradients; overwrites them and returns their norm before clipping."""
+        """Change the weights by one step down these gradients; overwrites them, returns their norm before clipping."""
         norm = self.clip_(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = laid_out_like(parameter, gradient)
