@@ -65,9 +65,9 @@ class Accelerated(Agent, Protocol):
     def periods(self) -> tuple[int | tuple[int, int], ...]:
         """The period, in updates, of everything in `update` that the host decides: `(policy_every, target_every)`,
         where `updates % period == 0` after counting, or a pair (period, phase), where it is `phase % period`. `()`: all
-        updates make the same operations. Updates that the same
-        periods divide share a recording, so an agent may declare this only if the host decides nothing else, and draws
-        no random numbers but from the `RandomStream`s among its attributes."""
+        updates make the same operations. Updates that the same periods divide share a recording, so an agent may
+        declare this only if the host decides nothing else, and draws no random numbers but from the `RandomStream`s
+        among its attributes."""
         ...
 
 

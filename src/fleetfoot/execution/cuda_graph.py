@@ -8,7 +8,7 @@ so the weights are the same, but for rounding where compilation reorders sums.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.contract import Agent, periods
-from fleetfoot.data import UpdateResult
-from fleetfoot.execution.compile import Half, Mode, notice
-from fleetfoot.execution.learner import EagerLearner, Memory, Metrics, Pattern, means
-from fleetfoot.log.timer import StepTimer
+from fleetfoot.execution.compile import Mode, notice
+from fleetfoot.execution.learner import EagerLearner, Metrics, Pattern, means
 from fleetfoot.rng import RandomStream
 
 WARM_UPS = 2  # eager runs of a pattern before it is recorded
@@ -55,18 +53,9 @@ class Recorded:
 class CapturedLearner(EagerLearner):
     """Updates as CUDA graphs, on a stream of their own."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        memory: Memory,
-        rows: int,
-        update: Callable[[Any], UpdateResult],
-        gather: Callable[..., Any],
-        timer: StepTimer,
-        half: Half = "update",
-    ):
-        super().__init__(agent, memory, rows, update, gather, timer, half)
-        self.stream: torch.cuda.Stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(self.memory.device)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
 

@@ -78,7 +78,6 @@ class Journal:
         """Open log and checkpoints, and start the clock. `console`: False where another process prints; `sinks`: where
         the metrics go besides."""
         if self.ranks.first:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_spec(self.folder, spec)
             self.checkpoint = self.recipe.checkpoint.build(self.folder / "checkpoints")
             cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
