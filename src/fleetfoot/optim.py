@@ -277,7 +277,7 @@ class LocalStepper:
         return list(torch.autograd.grad(loss, self.parameters))
 
     def apply(self, gradients: list[Tensor]) -> Tensor:
-        """Change the weights by one step down these gradients, which it overwrites; returns their norm before clipping."""
+        """Change the weights by one step down these gradients, which it overwrites; returns their unclipped norm."""
         norm = self.clip_(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = laid_out_like(parameter, gradient)
