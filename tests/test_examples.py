@@ -71,3 +71,9 @@ def test_updates_in_two_halves_are_the_same_updates(tmp_path: Path) -> None:
     train(halves, tmp_path / "halves")
     train(small(**SHORT), tmp_path / "whole")
     assert_same(agent_state(tmp_path / "halves"), agent_state(tmp_path / "whole"))
+
+
+def test_the_architecture_page_shows_the_topology() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    source = (ROOT / "examples" / "own_topology.py").read_text()
+    assert source[source.index("@part") :] in page
