@@ -109,8 +109,8 @@ def from_json(tree: Any) -> Any:
         name = tree["part"]
         if name not in PARTS:
             raise UserError(
-                f"this recipe holds a part named {name!r} that is not loaded.{nearest(name, PARTS)} "
-                "If it is your own, import the module that defines it first (command line: --import MODULE)."
+                f"this recipe holds a part named {name!r} that is not loaded. If it is your own, import the module "
+                f"that defines it first (command line: --import MODULE).{nearest(name, PARTS)}"
             )
         cls = PARTS[name]
         known = {f.name for f in dataclasses.fields(cls)}

@@ -12,6 +12,10 @@ class UserError(Exception):
     """Something the user can put right. The command line prints it as one line and exits with code 2."""
 
 
+class Notice(UserWarning):
+    """Something asked for cannot be done, and the run goes on without it. The command line prints it as one line."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' for a misspelt name, or the empty string when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, take_imports
+from fleetfoot.cli.main import COMMANDS, one_line, take_imports
+from fleetfoot.errors import Notice
 from fleetfoot.run import folder as folders
 from support.command import call, refusal
 
@@ -83,6 +84,12 @@ def test_a_mistake_gets_one_line(
 ) -> None:
     assert says in refusal(capsys, *args)
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+def test_a_notice_is_one_line_and_other_warnings_are_as_ever() -> None:
+    place = ("learner.py", 7)
+    assert one_line("it runs eagerly.", Notice, *place) == "fleetfoot: it runs eagerly.\n"
+    assert one_line("old", DeprecationWarning, *place).startswith("learner.py:7: Deprecation")
 
 
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:

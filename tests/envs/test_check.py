@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -328,7 +328,12 @@ def flip_row(tensor: Tensor, row: int, value: float) -> Tensor:
     return changed
 
 
+class NoState(Walk):
+    state_dict: Any = None
+
+
 BROKEN: dict[str, tuple[str, type[Walk]]] = {
+    "no state_dict": ("methods", NoState),
     "other num_envs": ("spec", with_spec(num_envs=5)),
     "no name": ("spec", with_spec(name="")),
     "device is a string": ("spec", with_spec(device="cpu")),
@@ -490,6 +495,17 @@ def test_configs_are_built_on_the_device_asked_for() -> None:
     assert check_env(Config(), vec_steps=40).spec.name == "walk"
     with pytest.raises(ContractError, match="asked for meta"):
         check_env(Config(), vec_steps=40, device="meta")
+
+
+def test_a_missing_method_is_named() -> None:
+    class NoEvaluation:
+        def build(self, num_envs: int, seed: int, device: torch.device) -> Walk:
+            return Walk(num_envs, seed)
+
+    with pytest.raises(ContractError, match=r"NoEvaluation has no for_evaluation\(\)"):
+        check_env(cast(Any, NoEvaluation()), vec_steps=4)
+    with pytest.raises(ContractError, match=r"NoState has no state_dict\(\)"):
+        check_env(NoState, vec_steps=4)
 
 
 def test_every_environment_is_closed_even_when_a_clause_is_broken() -> None:

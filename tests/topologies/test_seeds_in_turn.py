@@ -125,7 +125,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         ),
         pytest.param(
             tiny(topology=SplitLearnersConfig(lockstep=True)),
-            "SplitLearnersConfig spreads one run",
+            "SplitLearnersConfig has no method train(journal, parts)",
             id="topology",
         ),
         pytest.param(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
-from fleetfoot.errors import UserError, nearest
+from fleetfoot.errors import Notice, UserError, nearest
 
 # command -> (module with `run(args, imports) -> exit code`, what it does)
 COMMANDS = {
@@ -34,12 +35,14 @@ COMMANDS = {
 }
 
 INTERRUPTED = 130
+PLAIN_FORMAT = warnings.formatwarning
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 2 the user's to put right, 130 interrupted."""
     if not speaks():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    warnings.formatwarning = one_line
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv))
     except UserError as error:
@@ -71,6 +74,19 @@ def complain(error: UserError) -> int:
         )
     print(f"fleetfoot: {line}", file=sys.stderr)
     return 2
+
+
+def one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning as it is printed. A notice is for the user, to whom its place in the source says nothing."""
+    if issubclass(category, Notice):
+        return f"fleetfoot: {message}\n"
+    return PLAIN_FORMAT(message, category, filename, lineno, line)
 
 
 def dispatch(args: list[str]) -> int:

@@ -58,7 +58,8 @@ def _new_part(flag: str, name: str, hint: Any) -> Any:
     known = fitting(hint)
     if name not in known:
         choices = ", ".join(sorted(known)) or "nothing else"
-        raise UserError(f"{flag} needs the name of a part, not {name!r}; it can be {choices}.")
+        why = "" if name not in PARTS else f" ({_shortcoming(PARTS[name], hint)})"
+        raise UserError(f"{flag} needs the name of a part, not {name!r}{why}; it can be {choices}.")
     # Made without its checks: they come once the other flags are read. Fields without a default are required there.
     part: Any = object.__new__(known[name])
     for field in dataclasses.fields(part):
@@ -71,16 +72,31 @@ def _new_part(flag: str, name: str, hint: Any) -> Any:
     return part
 
 
+def _shortcoming(cls: type, hint: Any) -> str:
+    """The first thing that keeps a part out of a field with this annotation."""
+    for kind in filter(_is_protocol, _choices(hint)):
+        for name, value in _asked(kind).items():
+            wanted = f"{name}({', '.join(_parameters(value)[1:])})" if callable(value) else name
+            if not hasattr(cls, name):
+                return f"it has no {wanted}"
+            if callable(value) and _parameters(value) != _parameters(getattr(cls, name)):
+                return f"its {name} has other parameters than {wanted}"
+    return "it is of another kind"
+
+
 def _fits(cls: type, kind: Any) -> bool:
     if not _is_protocol(kind):
         return isinstance(kind, type) and issubclass(cls, kind)
     # Parts of different kinds all have a `build`; its parameters tell an explorer from a replay.
-    asked = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
     return all(
         hasattr(cls, name)
         and (not callable(value) or _parameters(value) == _parameters(getattr(cls, name)))
-        for name, value in asked.items()
+        for name, value in _asked(kind).items()
     )
+
+
+def _asked(kind: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
 
 
 def _parameters(function: Any) -> list[str]:

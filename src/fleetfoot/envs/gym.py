@@ -180,6 +180,8 @@ class Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             if _is_mujoco(self):
                 _choose_gl()
             picture = self.env.render()
+        except NotImplementedError:
+            return "the environment has no method render"
         except Exception as error:
             return _one_line(error)
         right = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3

@@ -10,6 +10,7 @@ import torch
 
 from fleetfoot.agents.contract import Agent, compiled_methods
 from fleetfoot.data import UpdateResult
+from fleetfoot.errors import Notice
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -84,4 +85,4 @@ def _is_compiler_error(error: BaseException) -> bool:
 
 
 def notice(message: str) -> None:
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, Notice, stacklevel=3)

@@ -21,6 +21,7 @@ from fleetfoot.data import Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.check.contract import (
     CLAUSES,
     ContractError,
+    check_methods,
     check_obs,
     check_render,
     check_spec,
@@ -77,7 +78,9 @@ def check_env(
         return made[-1]
 
     try:
-        spec = build(num_envs, seed).spec
+        env = build(num_envs, seed)
+        check_methods(source if hasattr(source, "build") else None, env)
+        spec = env.spec
         check_spec(spec, num_envs, torch.device(device) if hasattr(source, "build") else None)
         limit = spec.episode_length
         length = vec_steps or (200 if limit is None else min(2 * limit + 5, 1100))

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.check.difference import changed, which
-from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.envs.vec_env import EnvConfig, VecEnv
 from fleetfoot.errors import UserError
 
 CLAUSES = {
+    "methods": "the config has all methods of EnvConfig and the environments all of VecEnv",
     "spec": "the spec is consistent in itself and is what was asked for",
     "tensors": "every tensor has the shape, dtype and device of the spec, and is finite",
     "critic": "obs.critic is obs.actor unless critic_shape is set; critic_prefix features agree",
@@ -53,6 +54,16 @@ def require(condition: bool, clause: str, seen: str) -> None:
 def _same_device(one: torch.device, other: torch.device) -> bool:
     # "cuda" names whichever GPU is current, so it agrees with "cuda:0".
     return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
+
+
+def check_methods(config: object | None, env: VecEnv) -> None:
+    """`config` is None where a function built the environments."""
+    for holder, protocol in ((config, EnvConfig), (env, VecEnv)):
+        for name in vars(protocol) if holder is not None else ():
+            wanted = not name.startswith("_")
+            has = callable(getattr(holder, name, None))
+            require(has or not wanted, "methods", f"{type(holder).__name__} has no {name}()")
+    require(hasattr(env, "spec"), "methods", f"{type(env).__name__} has no attribute spec")
 
 
 def check_spec(spec: EnvSpec, num_envs: int, device: torch.device | None) -> None:

@@ -47,7 +47,7 @@ class NotBatched(Exception):  # noqa: N818
 def why_not_batched(recipe: Recipe) -> str | None:
     """As far as the recipe alone tells; None: nothing stands against it."""
     if not isinstance(recipe.topology, TrainsParts):
-        return f"{type(recipe.topology).__name__} spreads one run over several workers"
+        return f"{type(recipe.topology).__name__} has no method train(journal, parts)"
     if not isinstance(recipe.replay.sampler, UniformConfig):
         return f"{type(recipe.replay.sampler).__name__} does not sample uniformly"
     return traits(recipe.agent).cannot_stack_reason
