@@ -1,7 +1,7 @@
 """What a learner suffers from: values too high, targets learned by heart, units that have died.
 
 Functions of tensors and modules, nothing else; an agent that knows which of its networks to ask calls them from its
-`diagnose` (see `agents/agent.py`). Metrics are scalar tensors on their device. Activations are [B, H], or [E, B, H] of
+`diagnose` (see `agents/contract.py`). Metrics are scalar tensors on their device. Activations are [B, H], or [E, B, H] of
 an ensemble.
 """
 
