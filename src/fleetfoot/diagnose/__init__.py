@@ -1,8 +1,8 @@
 """What a learner suffers from: values too high, targets learned by heart, units that have died.
 
 Functions of tensors and modules, nothing else; an agent that knows which of its networks to ask calls them from its
-`diagnose` (see `agents/contract.py`). Metrics are scalar tensors on their device. Activations are [B, H], or [E, B, H] of
-an ensemble.
+`diagnose` (see `agents/contract.py`). Metrics are scalar tensors on their device. Activations are [B, H], or [E, B, H]
+of an ensemble.
 """
 
 from __future__ import annotations
