@@ -43,13 +43,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class Grouped(LoadScopeScheduling):
+    class Grouped(LoadScopeScheduling):  # type: ignore[misc]
         """Hands out tests one by one, but for those that belong together: they come first."""
 
         def _split_scope(self, nodeid: str) -> str:
             return TOGETHER.get(nodeid.partition("::")[0].rpartition("/")[2], nodeid)
 
     return Grouped(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from fleetfoot.execution import cuda_graph
 from fleetfoot.execution.cuda_graph import MOST_PATTERNS, CapturedLearner, generators
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.replay.samplers import ProportionalConfig
-from test_speed import CPU, parts
+from support.learners import CPU, parts
 
 
 class Graph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import threading
 
 import pytest
 
@@ -21,7 +20,7 @@ def simulate(
     cost = dict(zip(STAGES, costs, strict=True))
     waits, idle_since = dict.fromkeys(STAGES, 0.0), dict.fromkeys(STAGES, 0.0)
     idle, now, ends = set(STAGES), 0.0, list[tuple[float, str]]()
-    while gate.rounds["actor"] < rounds:
+    while gate.finished["actor"] < rounds:
         for stage in STAGES:
             if stage in idle and gate.may_begin(stage):
                 idle.remove(stage)
@@ -31,7 +30,7 @@ def simulate(
         gate.finish(stage)
         idle.add(stage)
         idle_since[stage] = now
-        a, v, p = (gate.rounds[name] for name in STAGES)
+        a, v, p = (gate.finished[name] for name in STAGES)
         assert p <= v <= a
         assert a - v <= lead
         assert v - p <= lead
@@ -50,7 +49,7 @@ BALANCED, SLOW_ACTOR, SLOW_CRITIC, SLOW_POLICY = (
 @pytest.mark.parametrize("costs", [BALANCED, SLOW_ACTOR, SLOW_CRITIC, SLOW_POLICY])
 def test_ratios_hold_whoever_is_slow(costs: tuple[float, float, float]) -> None:
     gate, _ = simulate(costs, 300)
-    a, v, p = (gate.rounds[name] for name in STAGES)
+    a, v, p = (gate.finished[name] for name in STAGES)
     assert 8 * v / a == pytest.approx(8, rel=0.05)
     assert 4 * p / (8 * v) == pytest.approx(1 / 2, rel=0.05)
 
@@ -84,60 +83,21 @@ def test_free_stages_wait_for_nobody_after_the_warm_up() -> None:
         gate.finish("actor")
         assert gate.may_begin("actor")
     assert gate.may_begin("critic")
-    for _ in range(3):
-        gate.finish("critic")
-    assert not gate.may_begin("critic")  # no data beyond what it has seen
+    gate.finish("critic", vec_steps=3)
+    assert not gate.may_begin("critic")  # no data beyond what it has
     gate.finish("actor")
+    gate.finish("critic")
     for _ in range(10):
         assert gate.may_begin("critic")
-        gate.finish("critic")
-    with gate.still():
-        assert not gate.may_begin("critic")
-    assert gate.may_begin("critic")
+        gate.finish("critic", vec_steps=0)
 
 
-def test_those_who_wait_are_woken_by_the_end_and_told_of_errors() -> None:
-    def work(gate: Gate, stage: str) -> None:
-        try:
-            told.append(gate.begin(stage))
-        except ValueError as error:
-            told.append(str(error))
-
-    told: list[object] = []
-    for error in (None, ValueError("no more")):
-        gate = Gate(STAGES, lead=1)
-        threads = [threading.Thread(target=work, args=(gate, stage)) for stage in STAGES[1:]]
-        for thread in threads:
-            thread.start()
-        if error is None:
-            gate.stop()
-        else:
-            gate.fail(error)
-        for thread in threads:
-            thread.join(10)
-            assert not thread.is_alive()
-    assert told == [False, False, "no more", "no more"]
-
-
-def test_still_means_that_everything_owed_is_done() -> None:
+def test_rounds_begun_ahead_count() -> None:
     gate = Gate(STAGES, lead=2)
-    done: list[str] = []
-
-    def work(stage: str) -> None:
-        while gate.begin(stage):
-            done.append(stage)
-            gate.finish(stage)
-
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in STAGES[1:]]
-    for thread in threads:
-        thread.start()
-    for count in range(1, 51):
-        assert gate.begin("actor")
-        gate.finish("actor")
-        if count % 10 == 0:
-            with gate.still():
-                assert done.count("critic") == done.count("policy") == count
-    gate.stop()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+    assert gate.may_begin("actor", begun=1)
+    assert not gate.may_begin("actor", begun=2)
+    gate.finish("actor", vec_steps=2)
+    assert not gate.may_begin("actor")
+    assert gate.may_begin("critic", begun=1)
+    assert not gate.may_begin("critic", begun=2)
+    assert not gate.may_begin("policy")

@@ -237,10 +237,12 @@ def test_json_lines_are_on_disk_at_once(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_json_lines_that_cannot_be_written(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
         JsonLines(tmp_path / "file" / "metrics.jsonl").write(at(1), {})
+    with pytest.raises(UserError, match="cannot write"):
+        TensorBoard(tmp_path / "file" / "tensorboard")
 
 
 def events(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -415,7 +417,7 @@ def test_config_builds_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_config_refuses_nonsense() -> None:
-    with pytest.raises(UserError, match="every_vec_steps is 0"):
+    with pytest.raises(UserError, match="every_vec_steps must be at least 1"):
         LogConfig(every_vec_steps=0)
-    with pytest.raises(UserError, match="console_seconds is -1"):
+    with pytest.raises(UserError, match="console_seconds must be at least 0, not -1"):
         LogConfig(console_seconds=-1)

@@ -47,7 +47,7 @@ def test_film_of_the_pendulum_plays_back_with_every_frame(tmp_path: Path) -> Non
     env = TensorConfig(task="pendulum").build(1, 0, torch.device("cpu"))
     frames = list(record.film(Push(), env, seconds=2.0))
     assert len(frames) == round(2.0 / env.spec.step_seconds / record.steps_per_frame(env.spec))
-    path = record.write_mp4(frames, record.frame_rate(env.spec), tmp_path / "videos" / "a.mp4")
+    path = record.write_film(frames, record.frame_rate(env.spec), tmp_path / "videos" / "a.mp4")
 
     reader = imageio_ffmpeg.read_frames(str(path))
     meta = next(reader)
@@ -63,8 +63,49 @@ def test_film_of_the_pendulum_plays_back_with_every_frame(tmp_path: Path) -> Non
     assert [p.name for p in path.parent.iterdir()] == ["a.mp4"]
 
 
+def test_a_name_that_ends_in_gif_gets_a_gif_in_real_time(tmp_path: Path) -> None:
+    frames = [np.roll(_ramp(), 3 * i, axis=1) for i in range(25)]
+    path = record.write_film(frames, 1 / 0.024, tmp_path / "a.GIF")
+    assert path.read_bytes()[:6] == b"GIF89a"
+    with Image.open(path) as image:
+        assert (image.n_frames, image.size) == (25, (48, 32))  # type: ignore[attr-defined]
+        shown, milliseconds = [], 0.0
+        for number in range(25):
+            image.seek(number)
+            shown.append(np.asarray(image.convert("RGB")).astype(int))
+            milliseconds += image.info["duration"]
+        assert image.info["loop"] == 0  # for ever
+    assert milliseconds == pytest.approx(25 * 24, abs=20)
+    assert max(np.abs(a - b).mean() for a, b in zip(shown, frames, strict=True)) < 12
+    assert [p.name for p in tmp_path.iterdir()] == ["a.GIF"]
+
+
+def _ramp() -> record.Frame:
+    """Blue to yellow, in many shades."""
+    x = np.linspace(0, 255, 48, dtype=np.uint8)
+    row = np.stack([x, x, 255 - x], axis=1)
+    return np.broadcast_to(row, (32, 48, 3)).copy()
+
+
+@pytest.mark.parametrize("name", ["a.avi", "a", "a.png"])
+def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} must end in \.mp4 or \.gif\.$"):
+        record.write_film(pictures(3), 20, tmp_path / name)
+    with pytest.raises(UserError, match=r"a\.jpg must end in \.png\.$"):
+        record.write_strip(pictures(8), tmp_path / "a.jpg")
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*a\.mp4: Not a directory"):
+        record.write_film(pictures(3), 20, tmp_path / "file" / "b" / "a.mp4")
+    with pytest.raises(UserError, match=r"cannot write .*a\.png: Not a directory"):
+        record.write_strip(pictures(4), tmp_path / "file" / "b" / "a.png")
+
+
 def test_odd_sizes_are_cut_to_even_ones(tmp_path: Path) -> None:
-    path = record.write_mp4(pictures(3, 33, 47), 20, tmp_path / "odd.mp4")
+    path = record.write_film(pictures(3, 33, 47), 20, tmp_path / "odd.mp4")
     assert next(imageio_ffmpeg.read_frames(str(path)))["size"] == (46, 32)
 
 
@@ -77,13 +118,13 @@ def test_a_film_that_breaks_off_leaves_the_old_one(tmp_path: Path) -> None:
         raise UserError("no more light")
 
     with pytest.raises(UserError, match="no more light"):
-        record.write_mp4(broken(), 20, path)  # type: ignore[arg-type]
+        record.write_film(broken(), 20, path)  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_strip_takes_the_first_the_last_and_even_steps_between(tmp_path: Path) -> None:
-    path = record.strip(pictures(10), tmp_path / "docs" / "strip.png")
+    path = record.write_strip(pictures(10), tmp_path / "docs" / "strip.png")
     image = np.asarray(Image.open(path))
     assert image.shape == (32, 4 * 48, 3)
     assert [int(image[0, 48 * i, 0]) for i in range(4)] == [0, 30, 60, 90]
@@ -95,12 +136,12 @@ def test_a_film_of_nothing_is_refused(seconds: float) -> None:
     with pytest.raises(UserError, match="shows nothing"):
         next(record.film(Push(), env, seconds))
     with pytest.raises(UserError, match="at least one frame"):
-        record.write_mp4([], 20, Path("never.mp4"))
+        record.write_film([], 20, Path("never.mp4"))
 
 
 def test_too_few_frames_for_a_strip(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="4 frames cannot be cut from 3"):
-        record.strip(pictures(3), tmp_path / "strip.png")
+        record.write_strip(pictures(3), tmp_path / "strip.png")
 
 
 def test_writing_a_film_beside_jax_warns_of_no_deadlock(tmp_path: Path) -> None:
@@ -109,10 +150,10 @@ def test_writing_a_film_beside_jax_warns_of_no_deadlock(tmp_path: Path) -> None:
 import os, sys, warnings
 from pathlib import Path
 import numpy as np
-from fleetfoot.record import write_mp4
+from fleetfoot.record import write_film
 def warn(): warnings.warn("os.fork() was called. Beware.", RuntimeWarning)
 os.register_at_fork(before=warn)
-write_mp4([np.zeros((32, 48, 3), np.uint8)] * 3, 20.0, Path(sys.argv[1]))
+write_film([np.zeros((32, 48, 3), np.uint8)] * 3, 20.0, Path(sys.argv[1]))
 """
     path = tmp_path / "film.mp4"
     done = subprocess.run(

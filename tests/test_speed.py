@@ -6,7 +6,6 @@ import copy
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,98 +16,22 @@ from torch import Tensor, nn
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import every
-from fleetfoot.agents.dqn import DQNConfig
-from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.api import resume, train
-from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec
 from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
 from fleetfoot.execution.cuda_graph import generators, why_not_captured
 from fleetfoot.execution.learner import means
-from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
-from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
-from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
+from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.samplers import ProportionalConfig
+from support.learners import NAMES, noise, parts
+from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 COMPILES = pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
 )
-NET = MLPConfig(hidden=(16,))
-
-
-def agent_configs() -> dict[str, Any]:
-    from agents.test_ddpg import CATEGORICAL
-    from agents.test_dqn import C51
-    from agents.test_fast_td3 import SMALL
-
-    moving = AdamWConfig(lr=1e-3, lr_end=1e-4)  # a schedule, so that recorded steps must advance it
-    return {
-        "fast_td3": replace(SMALL, policy_optim=moving, critic_optim=moving),
-        "fast_sac": FastSACConfig(
-            v_min=-5.0, v_max=5.0, num_atoms=11, policy_every=2, policy_net=NET, critic_net=NET
-        ),
-        "ddpg": replace(CATEGORICAL, policy_every=2),
-        "dqn": C51,
-    }
-
-
-NAMES = ("fast_td3", "fast_sac", "ddpg", "dqn")
-
-
-def parts(
-    name: str, device: torch.device = CPU, sampler: Any = None, rows: int = 40
-) -> tuple[Any, Replay]:
-    """An agent, and a replay with n-step windows, both kinds of ends, and privileged observations."""
-    cfg = agent_configs()[name]
-    discrete = isinstance(cfg, DQNConfig)
-    spec = EnvSpec(
-        "made-up",
-        4,
-        (3,),
-        Discrete(4) if discrete else Continuous(2),
-        device,
-        critic_shape=None if discrete else (5,),
-        critic_prefix=0 if discrete else 3,
-        episode_length=7,
-    )
-    agent = cfg.build(spec, gamma=0.9, total_updates=40, seed=0, device=device)
-    made = ReplayConfig(capacity=4 * 30, n_step=3, sampler=sampler or UniformConfig())
-    replay = made.build(spec, gamma=0.9, seed=1, device=device)
-    for transition in noise(spec, rows):
-        agent.observe(transition)
-        replay.append(transition)
-    return agent, replay
-
-
-def noise(spec: EnvSpec, rows: int) -> list[Transition]:
-    random = torch.Generator().manual_seed(2)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random).to(spec.device)
-
-    def obs() -> Obs:
-        actor = normal(spec.num_envs, *spec.obs_shape)
-        critic = actor if spec.critic_shape is None else torch.cat([actor, normal(4, 2)], 1)
-        return Obs(actor, critic)
-
-    out, seen = [], obs()
-    for row in range(rows):
-        ended, last = torch.rand(4, generator=random), obs()
-        terminated = (ended < 0.1).to(spec.device)
-        truncated = ((ended > 0.9) | torch.tensor(row % 7 == 6)).to(spec.device) & ~terminated
-        action = torch.zeros(4, dtype=torch.int64, device=spec.device) + row % 4
-        if isinstance(spec.action, Continuous):
-            action = normal(4, spec.action.size).clamp(-1, 1)
-        out.append(Transition(seen, action, normal(4), terminated, truncated, last, {}))
-        over = (terminated | truncated).unsqueeze(1)
-        start = obs()
-        seen = Obs(
-            torch.where(over, start.actor, last.actor), torch.where(over, start.critic, last.critic)
-        )
-    return out
 
 
 def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner:
@@ -117,12 +40,16 @@ def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner
     return make_learner(agent, replay, 16, **(given | options))
 
 
-def assert_near(one: Any, two: Any, **near: float) -> None:
+def naming(name: str) -> Callable[[str], str]:
+    return lambda text: f"{name}: {text}"
+
+
+def assert_near(one: Any, two: Any, **near: Any) -> None:
     a, b = tensors(one.state_dict()), tensors(two.state_dict())
     assert a.keys() == b.keys()
     for k in a:
         if a[k].is_floating_point():
-            torch.testing.assert_close(a[k], b[k], msg=lambda text, k=k: f"{k}: {text}", **near)
+            torch.testing.assert_close(a[k], b[k], msg=naming(k), **near)
 
 
 def way_apart(start: dict[str, Tensor], one: Any, two: Any) -> float:
@@ -143,7 +70,7 @@ def test_means_are_over_those_that_found_a_metric() -> None:
 
 
 def test_generators_of_an_agent() -> None:
-    names = {"fast_td3": 1, "fast_sac": 2, "ddpg": 1, "dqn": 0}
+    names = {"fast_td3": 1, "fast_sac": 2, "flash_sac": 2, "ddpg": 1, "dqn": 0}
     for name, count in names.items():
         agent, replay = parts(name, rows=3)
         assert len(generators(agent)) == count
@@ -179,7 +106,7 @@ def test_no_updates_change_nothing() -> None:
 
 
 @COMPILES
-@pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
+@pytest.mark.parametrize("name", ["fast_td3", "fast_sac", "flash_sac"])
 def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(name: str) -> None:
     """Losses and `replay.gather` compiled: n = 3, terminations, truncations, a critic that sees more."""
     (agent, replay), (other, memory) = parts(name), parts(name)
@@ -205,6 +132,7 @@ def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(nam
         memory.append(transition)
     one, two = compiled.sample(), eager.sample()
     torch.testing.assert_close(tensors(one), tensors(two))
+    assert isinstance(one, Batch)
     assert any(0 < d < 0.9**3 - 1e-6 or d > 0.9**3 + 1e-6 for d in one.discount.tolist())
 
 
@@ -320,11 +248,11 @@ def test_bf16_is_autocast_around_an_update_and_nowhere_else() -> None:
         assert not torch.is_autocast_cache_enabled()
         return batch
 
-    wrapped = updater(SimpleNamespace(update=update), precision="bf16", mode="eager", device=CPU)  # type: ignore[arg-type]
-    assert wrapped(1) == 1  # type: ignore[arg-type, comparison-overlap]
+    wrapped = updater(SimpleNamespace(update=update), precision="bf16", mode="eager", device=CPU)
+    assert wrapped(1) == 1  # type: ignore[comparison-overlap]
     assert seen == [(True, torch.bfloat16)]
     assert not torch.is_autocast_enabled("cpu")
-    same = updater(SimpleNamespace(update=update), precision="float32", mode="eager", device=CPU)  # type: ignore[arg-type]
+    same = updater(SimpleNamespace(update=update), precision="float32", mode="eager", device=CPU)
     assert same is update
 
 
@@ -332,7 +260,7 @@ def test_the_precision_of_a_run_before_does_not_stay() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        updater(SimpleNamespace(update=None), precision="tf32", mode="eager", device=CPU)  # type: ignore[arg-type]
+        updater(SimpleNamespace(update=None), precision="tf32", mode="eager", device=CPU)
         assert torch.get_float32_matmul_precision() == "highest", "a CPU knows no tf32"
     finally:
         torch.set_float32_matmul_precision(before)
@@ -345,7 +273,7 @@ def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.Monk
         raise RuntimeError("sizes do not match")
 
     compiled = Compiled(loss, "loss")
-    compiled.eager = lambda x: pytest.fail("must not be tried again")  # type: ignore[assignment]
+    compiled.eager = lambda x: pytest.fail("must not be tried again")
     with pytest.raises(RuntimeError, match="sizes"):
         compiled(1)
 
@@ -356,7 +284,7 @@ def test_a_rate_schedule_lives_on_the_device_and_follows_its_own_counter() -> No
     step = AdamWConfig(lr=1e-2, lr_end=1e-3).build(nn.ParameterList([weight]), 10)
     for k in range(4):
         step(weight.sum())
-        assert step.steps.tolist() == k + 1
+        assert step.steps.item() == k + 1
     step.steps.fill_(9)  # as if five steps had been replayed
     step(weight.sum())
     assert step.optimizer.param_groups[0]["lr"] is step.lr
@@ -390,7 +318,7 @@ CUDA = torch.device("cuda")
 COUNTS = (1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2, 2, 2, 2)  # 1.5 updates per vec step, then 2
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "sampler", [None, ProportionalConfig(eviction=FifoConfig(every_updates=3))]
 )
@@ -432,7 +360,7 @@ def critic(agent: Any) -> tuple[Any, int]:
     return ((5,), 3) if hasattr(agent, "action_size") else (None, 0)
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     agent, replay = parts("fast_td3", CUDA)
     learn = build(agent, replay, "captured")
@@ -451,7 +379,7 @@ def test_every_pattern_is_recorded_after_two_eager_runs() -> None:
     assert agent.updates == 12
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_a_learner_that_cannot_be_recorded_goes_on_eagerly_after_one_warning() -> None:
     agent, replay = parts("fast_td3", CUDA)
     learn = build(agent, replay, "captured")
@@ -470,13 +398,14 @@ def test_a_learner_that_cannot_be_recorded_goes_on_eagerly_after_one_warning() -
     assert agent.updates == 8
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
 def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
     name: str, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run begins with eager updates again, so it is the same to rounding."""
+    from fleetfoot.topologies import overlap as overlap_module
     from fleetfoot.topologies import synchronous as synchronous_module
     from fleetfoot.topologies.synchronous import SynchronousConfig
 
@@ -489,7 +418,8 @@ def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
     )
     train(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(synchronous_module, "rollout", interrupted_at(43))
+        for module in (synchronous_module, overlap_module):
+            patch.setattr(module, "rollout", interrupted_at(43))
         assert not train(recipe, tmp_path / "parts").finished
     assert checkpoint.load(tmp_path / "parts").step == 43
     assert resume(tmp_path / "parts").finished
@@ -502,7 +432,7 @@ def test_captured_training_that_is_interrupted_and_resumed_goes_on_the_same(
             assert torch.equal(a[k], b[k]), k  # generators among them
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_captured_training_is_the_same_twice(tmp_path: Path) -> None:
     recipe = small(device="cuda", execution="captured", total_vec_steps=60)
     for folder in "ab":

@@ -17,7 +17,7 @@ from fleetfoot.run.build import open_run
 from fleetfoot.run.clock import Clock
 from fleetfoot.topologies import overlap as overlap_module
 from fleetfoot.topologies.synchronous import in_turns
-from topologies.test_synchronous import small
+from support.runs import small
 
 CPU = torch.device("cpu")
 
@@ -115,8 +115,8 @@ def test_a_clock_that_is_stopped_stays_so_through_a_pause() -> None:
         time.go(5.0)
     time.go(40.0)
     assert clock.seconds() == 2.0, "what paused it must not set it going"
-    clock.stop()  # twice is as good as once
-    clock.go_on()
+    clock.stop()  # a second stop changes nothing
+    clock.resume()
     time.go(1.0)
     assert clock.seconds() == 3.0
 

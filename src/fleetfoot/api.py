@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from fleetfoot import checkpoint, record
@@ -17,80 +18,74 @@ from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, Evaluator
+from fleetfoot.policy import TrainedPolicy
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
-    alone,
     check_changes,
+    clear,
     differences,
+    folder_lock,
     has_checkpoint,
     may_change,
     new_folder,
-    nonempty,
+    new_run,
     read_recipe,
-    remove,
+    read_spec,
     run_of,
     seed_folders,
     write_recipe,
 )
-from fleetfoot.run.ranks import Ranks, joined
+from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
-from fleetfoot.topologies.multi_seed import loop as seeds_as_one
+from fleetfoot.topologies.multi_seed import seeds as multi_seed
 
 Which: TypeAlias = Literal["best", "last"]
 
 
 class LoadedPolicy(NamedTuple):
-    """A trained policy (Obs -> greedy action, in evaluation mode) and what it expects to see."""
+    """A trained policy, and what it sees and does."""
 
-    policy: nn.Module
+    policy: TrainedPolicy
     spec: EnvSpec
 
 
 def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
     """Train from the start. Without a folder, a new one under `runs/` is called after the recipe, seed and time."""
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
-            place = new_folder(recipe, folder) if ranks.first else Path()
-            made = not place.exists()
+            place = Path()
             if ranks.first:
-                place.mkdir(parents=True, exist_ok=True)
-                held.enter_context(alone(place))
-                write_recipe(place, recipe)
-        try:
-            return recipe.topology.run(recipe, place, None)
-        except UserError:
-            # What was wrong showed before anything was learned: leave no empty run behind.
-            if made and not has_checkpoint(place) and not nonempty(place / "metrics.jsonl"):
-                shutil.rmtree(place, ignore_errors=True)
-            raise
+                place = new_folder(recipe, folder)
+                stack.enter_context(new_run(place, recipe))
+        return recipe.topology.run(recipe, place, None)
 
 
 def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) -> list[Result]:
-    """Train `count` seeds from `recipe.seed` on as one batched computation; each is an ordinary run in a folder of its
-    own, `seed-K` inside `folder`."""
+    """Train `count` seeds from `recipe.seed` on; each is an ordinary run in a folder of its own, `seed-K` inside
+    `folder`. They learn as one batched computation where the recipe allows it, and one after the other where not."""
     if count < 2:
         raise UserError(f"seeds must be at least 2, not {count}.")
-    place = new_folder(recipe, folder)
-    made = not place.exists()
     seeds = range(recipe.seed, recipe.seed + count)
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
-        folders = [place / f"seed-{seed}" for seed in seeds]
-        for seed, own in zip(seeds, folders, strict=True):
-            own.mkdir(parents=True)
-            held.enter_context(alone(own))
-            write_recipe(own, dataclasses.replace(recipe, seed=seed))
+        place = new_folder(recipe, folder)
+        is_new = not place.exists()
+        folders = multi_seed.make_folders(place, recipe, seeds)
+        for seed_folder in folders:
+            stack.enter_context(folder_lock(seed_folder))
         try:
-            return seeds_as_one.train_seeds(recipe, seeds, folders)
+            return multi_seed.train(recipe, seeds, folders)
         except UserError:
-            if made and not any(has_checkpoint(own) for own in folders):
+            if not any(has_checkpoint(seed_folder) for seed_folder in folders):
                 shutil.rmtree(place, ignore_errors=True)
+                if not is_new:
+                    place.mkdir()
             raise
 
 
 def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
-    """`resume` for the seeds in the folder of `train_seeds`: they go on as one."""
+    """`resume` for the seeds in the folder of `train_seeds`: those that are not finished go on."""
     stored = read_recipe(_seeds_in(folder)[0])
     return resume_seeds_as(folder, _changed(stored, changes), restart=restart)
 
@@ -98,29 +93,28 @@ def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -
 def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> list[Result]:
     """`resume_as`, likewise; `recipe` is that of the first seed."""
     folders = _seeds_in(folder)
-    stored = [read_recipe(own) for own in folders]
+    stored = [read_recipe(seed_folder) for seed_folder in folders]
     check_changes(stored[0], recipe)
-    for own, each in zip(folders, stored, strict=True):
-        for path in differences(dataclasses.replace(stored[0], seed=each.seed), each):
+    for seed_folder, other in zip(folders, stored, strict=True):
+        for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{own} has another {path} than {folders[0]}: they cannot go on as one; resume each by itself."
+                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot go on together; "
+                    "resume each by itself."
                 )
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
-        for own in folders:
-            held.enter_context(alone(own))
-        begun = all(has_checkpoint(own) for own in folders)
-        if not (begun or restart):
-            raise UserError(
-                f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
-            )
-        states = _seeds_states(folders, recipe) if begun else None
-        for own, each in zip(folders, stored, strict=True):
-            if not begun:
-                _clear(own)
-            write_recipe(own, dataclasses.replace(recipe, seed=each.seed))
-        return seeds_as_one.train_seeds(recipe, [each.seed for each in stored], folders, states)
+        for seed_folder in folders:
+            stack.enter_context(folder_lock(seed_folder))
+        if not (restart or any(has_checkpoint(seed_folder) for seed_folder in folders)):
+            raise _no_checkpoint(Path(folder))
+        if all(multi_seed.is_finished(seed_folder, recipe) for seed_folder in folders):
+            raise _finished(Path(folder), recipe.total_vec_steps)
+        for seed_folder, other in zip(folders, stored, strict=True):
+            if not has_checkpoint(seed_folder):
+                clear(seed_folder)
+            write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
+        return multi_seed.train(recipe, [other.seed for other in stored], folders)
 
 
 def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
@@ -142,44 +136,46 @@ def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> R
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
     place = run_of(folder)
     check_changes(read_recipe(folder), recipe)
-    with joined() as ranks, contextlib.ExitStack() as held:
+    with process_group() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
             if ranks.first:
-                held.enter_context(alone(place))
+                stack.enter_context(folder_lock(place))
             begun = has_checkpoint(place)
             if not (begun or restart):
-                raise UserError(
-                    f"{place} was stopped before its first checkpoint; add --restart to train it from the start."
-                )
+                raise _no_checkpoint(place)
             state = _last_state(folder, recipe, ranks) if begun else None
-        if ranks.first:
-            if not begun:
-                _clear(place)
-            write_recipe(place, recipe)
+        with ranks.raise_together():  # only now: no rank has found anything wrong
+            if ranks.first:
+                if not begun:
+                    clear(place)
+                write_recipe(place, recipe)
         return recipe.topology.run(recipe, place, state)
 
 
 def _seeds_in(folder: Path | str) -> list[Path]:
-    found = seed_folders(folder)
-    if not found:
-        raise UserError(
-            f"{folder} holds no seeds that were trained as one: there is no seed-0 in it."
-        )
-    return found
+    folders = seed_folders(folder)
+    if not folders:
+        raise UserError(f"{folder} holds no seeds: there is no seed-0 in it.")
+    return folders
 
 
-def _clear(place: Path) -> None:
-    """What a run wrote before its first checkpoint."""
-    for leftover in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
-        remove(place / leftover)
+def _no_checkpoint(folder: Path) -> UserError:
+    return UserError(
+        f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
+    )
+
+
+def _finished(folder: Path, step: int) -> UserError:
+    return UserError(
+        f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
+    )
 
 
 def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:
     _check(recipe, ranks)
     if ranks.world > 1:
-        raise UserError("several seeds as one run in one process: leave torchrun out.")
-    seeds_as_one.check(recipe)
+        raise UserError("several seeds are trained in one process: leave out torchrun, or --seeds.")
 
 
 def _check(recipe: Recipe, ranks: Ranks) -> None:
@@ -199,7 +195,8 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     itself = getattr(recipe.topology, "loads_replay", False)
     loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
-    _check_unfinished(run_of(folder), loaded.step, recipe)
+    if loaded.step >= recipe.total_vec_steps:
+        raise _finished(run_of(folder), loaded.step)
     before = loaded.state.get("world", 1)
     if ranks.first and before != ranks.world:
         print(
@@ -211,39 +208,25 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
     return loaded.state
 
 
-def _check_unfinished(folder: Path, step: int, recipe: Recipe) -> None:
-    if step >= recipe.total_vec_steps:
-        raise UserError(
-            f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
-        )
-
-
-def _seeds_states(folders: list[Path], recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """The states of all seeds at the newest vec step of which every one has a checkpoint, one after the other: each may
-    hold a large replay."""
-    kept = [checkpoint.steps(own) for own in folders]
-    together = set.intersection(*map(set, kept))
-    if not together:
-        newest = {max(each) for each in kept}
-        raise UserError(
-            f"the seeds in {folders[0].parent} were last saved after {min(newest):,} to {max(newest):,} vec steps, so "
-            "they cannot go on as one; resume each by itself."
-        )
-    step = max(together)
-    _check_unfinished(folders[0].parent, step, recipe)
-    return (checkpoint.load(each[step]).state for each in kept)
-
-
 def which_there_is(folder: Path | str, which: Which) -> Which:
     """`which`, or "last" where nothing has been evaluated and so none is the best."""
     return which if (Path(folder) / "checkpoints" / "best.json").exists() else "last"
 
 
 def load_policy(folder: Path | str, which: Which = "best", device: str = "cpu") -> LoadedPolicy:
-    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated)."""
+    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated).
+
+    No simulator is needed, except for runs of a version that stored no spec.json: their environment is built once.
+    """
     recipe = read_recipe(folder)
-    with _evaluation_env(recipe, num_envs=1, seed=0, device=device) as env:
-        return LoadedPolicy(_policy(recipe, env.spec, Path(folder), which, device), env.spec)
+    spec = read_spec(folder)
+    if spec is None:
+        with _evaluation_env(recipe, seed=0) as env:
+            spec = env.spec
+    place = resolve_device(device)
+    spec = dataclasses.replace(spec, num_envs=1, task_ids=spec.task_ids[:1], device=place)
+    network = _policy(recipe, spec, Path(folder), which, device)
+    return LoadedPolicy(TrainedPolicy(network, spec), spec)
 
 
 def evaluate_run(
@@ -274,18 +257,21 @@ def record_run(
     seed: int | None = None,
     strip: Path | str | None = None,
 ) -> Path:
-    """Film the policy in real time as MP4 (by default in the run's `videos/`), and cut a 4-frame PNG `strip`."""
-    place = run_of(folder)
+    """Film the policy in real time as MP4 or GIF, by the ending of `path` (by default an MP4 in the run's `videos/`),
+    and write four of its frames side by side to the PNG `strip`."""
     recipe = read_recipe(folder)
+    target = run_of(folder) / "videos" / f"{which}.mp4" if path is None else Path(path)
+    record.check_ending(target, *record.ENCODERS)
+    if strip is not None:
+        record.check_ending(Path(strip), ".png")
     chosen = recipe.seeds().evaluation if seed is None else seed
-    with _evaluation_env(recipe, num_envs=1, seed=chosen, device="cpu") as env:
+    with _evaluation_env(recipe, seed=chosen) as env:
         policy = _policy(recipe, env.spec, Path(folder), which, "cpu")
         frames: Any = record.film(policy, env, seconds)
         if strip is not None:
             frames = list(frames)
-            record.strip(frames, Path(strip))
-        target = Path(path) if path is not None else place / "videos" / f"{which}.mp4"
-        return record.write_mp4(frames, record.frame_rate(env.spec), target)
+            record.write_strip(frames, Path(strip))
+        return record.write_film(frames, record.frame_rate(env.spec), target)
 
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
@@ -303,8 +289,9 @@ def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: s
 
 
 @contextlib.contextmanager
-def _evaluation_env(recipe: Recipe, num_envs: int, seed: int, device: str) -> Iterator[VecEnv]:
-    env = recipe.env.for_evaluation().build(num_envs, seed, resolve_device(device))
+def _evaluation_env(recipe: Recipe, seed: int) -> Iterator[VecEnv]:
+    """One environment, on the CPU."""
+    env = recipe.env.for_evaluation().build(1, seed, torch.device("cpu"))
     try:
         yield env
     finally:

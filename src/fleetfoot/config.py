@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from typing import Any, Literal, TypeVar, dataclass_transform
@@ -42,7 +43,7 @@ def part(cls: type[T]) -> type[T]:
 
 
 def check_types(value: Any) -> None:
-    """Refuse numbers, texts and choices of the wrong kind, which Python itself would take silently."""
+    """Refuse NaN, and numbers, texts and choices of the wrong kind, which Python itself would take silently."""
     hints = _hints(typing.cast(typing.Hashable, type(value)))
     for field in dataclasses.fields(value):
         given, wanted = getattr(value, field.name), hints[field.name]
@@ -53,6 +54,14 @@ def check_types(value: Any) -> None:
             raise UserError(
                 f"{type(value).__name__}.{field.name} cannot be {given!r}; it must be {kind}."
             )
+
+
+def at_least(part: Any, path: str, **least: float) -> None:
+    """UserError where a number of `part` is below its least value, or infinite. None: it is not given."""
+    for name, bound in least.items():
+        value = getattr(part, name)
+        if value is not None and not bound <= value < math.inf:
+            raise UserError(f"{path}.{name} must be at least {bound}, not {value}.")
 
 
 @functools.cache
@@ -69,7 +78,8 @@ def _fits(given: Any, wanted: Any) -> bool:
     if wanted is type(None):
         return given is None
     if wanted is float:
-        return isinstance(given, (int, float)) and not isinstance(given, bool)
+        number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        return number and not math.isnan(given)
     if wanted is int:
         return isinstance(given, int) and not isinstance(given, bool)
     if wanted in (bool, str):

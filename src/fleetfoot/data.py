@@ -113,7 +113,8 @@ class Batch(NamedTuple):
 
 class Loss(NamedTuple):
     """What `critic_loss`, `policy_loss` and their like return. All of it is tensors, so that a loss can be compiled,
-    and computed for several sets of weights at once."""
+    and computed for several sets of weights at once.
+    """
 
     loss: Tensor  # a scalar, to take a step down
     metrics: dict[str, Tensor]  # scalars for the log, without a gradient

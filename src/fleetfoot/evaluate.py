@@ -1,4 +1,4 @@
-"""Evaluation: the greedy policy, in environments of its own, on the first episode of each."""
+"""Evaluation of the greedy policy in separate environments, on the first episode of each."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Obs, Step
-from fleetfoot.envs.vec_env import EnvConfig, VecEnv
-from fleetfoot.errors import UserError
+from fleetfoot.envs.vec_env import EnvConfig, VecEnv, closed_on_error
 
-CHECK_EVERY = (
-    16  # steps between looks at whether all episodes are over: each look waits for the device
-)
+# Vec steps between two checks whether all episodes have ended: each check waits for the device.
+CHECK_EVERY = 16
 
 
 @part
 class EvaluationConfig:
+    """When and how the greedy policy is evaluated."""
+
     every_vec_steps: int = 5_000
-    """Training steps between evaluations; 0: only at the end."""
+    """Training vec steps between two evaluations; 0: evaluate only at the end."""
     episodes: int = 8
-    """Episodes per evaluation, one in each of so many environments."""
+    """Episodes per evaluation, each in its own environment."""
     max_vec_steps: int = 10_000
-    """Longest evaluation, for tasks without a time limit."""
+    """Limit on the length of an evaluation, for tasks without a time limit."""
     diagnose: bool = False
-    """Examine the learner too: overestimation, dormant units, effective rank, norms. It does not change the run."""
+    """Measure the learner too: overestimation, dormant units, effective rank, norms. This does not change the run."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "evaluation", every_vec_steps=0, episodes=1, max_vec_steps=1)
 
 
-class Belief(NamedTuple):
-    """What an agent thinks its actions are worth, to be held against what they earn."""
+class QEstimate(NamedTuple):
+    """The action values of an agent, to compare with the discounted returns."""
 
     q: Callable[[Obs, Tensor], Tensor]
     gamma: float
@@ -41,50 +44,53 @@ class Belief(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
+    """What the episodes of one evaluation gave."""
+
     returns: Tensor  # [episodes] undiscounted, on the CPU
     lengths: Tensor  # [episodes]
-    success: Tensor | None  # [episodes] 1 where the task said so at any step, for tasks that tell
-    overestimation: Tensor | None = None  # of a `Belief`, relative to the size of returns
-    tasks: tuple[str, ...] = ()  # names, in multi-task sets
-    task_ids: tuple[int, ...] = ()  # [episodes], in multi-task sets
+    success: (
+        Tensor | None
+    )  # [episodes] 1 after a success at any step; None: the task does not report it
+    overestimation: Tensor | None = None  # of a `QEstimate`, relative to the mean absolute return
+    tasks: tuple[str, ...] = ()  # names, where there are several tasks
+    task_ids: tuple[int, ...] = ()  # [episodes], where there are several tasks
 
     @property
     def mean_return(self) -> float:
         return float(self.returns.mean())
 
     def metrics(self) -> dict[str, float]:
-        found = {
+        metrics = {
             "eval/return": self.mean_return,
             "eval/return_std": float(self.returns.std(correction=0)),
             "eval/length": float(self.lengths.mean()),
         }
         if self.success is not None:
-            found["eval/success"] = float(self.success.mean())
+            metrics["eval/success"] = float(self.success.mean())
         if self.overestimation is not None:
-            found["diagnose/overestimation"] = float(self.overestimation)
+            metrics["diagnose/overestimation"] = float(self.overestimation)
         ids = torch.tensor(self.task_ids)
         for number, task in enumerate(self.tasks):
             if number in self.task_ids:
-                found[f"eval/return/{task}"] = float(self.returns[ids == number].mean())
+                metrics[f"eval/return/{task}"] = float(self.returns[ids == number].mean())
                 if self.success is not None:
-                    found[f"eval/success/{task}"] = float(self.success[ids == number].mean())
-        return found
+                    metrics[f"eval/success/{task}"] = float(self.success[ids == number].mean())
+        return metrics
 
 
 class Evaluator:
-    """Environments that serve evaluation alone, and begin the same way every time where the simulator allows it."""
+    """The evaluation environments. Every evaluation starts from the same states, if the simulator can save them."""
 
     def __init__(self, config: EnvConfig, cfg: EvaluationConfig, seed: int, device: torch.device):
-        if cfg.episodes < 1:
-            raise UserError(f"evaluation.episodes must be at least 1, not {cfg.episodes}.")
         self.cfg = cfg
         self.env = config.for_evaluation().build(cfg.episodes, seed, device)
-        self.env.reset()
-        self.start = self.env.state_dict()
+        with closed_on_error(self.env):
+            self.env.reset()
+            self.start = self.env.state_dict()
 
-    def __call__(self, policy: nn.Module, belief: Belief | None = None) -> Evaluation:
+    def __call__(self, policy: nn.Module, q_estimate: QEstimate | None = None) -> Evaluation:
         obs = self.env.reset() if self.start is None else self.env.load_state_dict(self.start)
-        return first_episodes(policy, self.env, obs, self.cfg.max_vec_steps, belief)
+        return first_episodes(policy, self.env, obs, self.cfg.max_vec_steps, q_estimate)
 
     def close(self) -> None:
         self.env.close()
@@ -96,25 +102,25 @@ def first_episodes(
     env: VecEnv,
     obs: Obs,
     max_vec_steps: int,
-    belief: Belief | None = None,
+    q_estimate: QEstimate | None = None,
 ) -> Evaluation:
-    """Step all environments until each has finished the episode that begins with `obs`."""
+    """Step all environments until each has finished the episode that starts with `obs`."""
     spec = env.spec
     returns = torch.zeros(spec.num_envs, device=spec.device)
     lengths = torch.zeros(spec.num_envs, device=spec.device)
     success: Tensor | None = None
     running = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
-    trial = None if belief is None else Trial(policy, belief)
+    meter = None if q_estimate is None else OverestimationMeter(policy, q_estimate)
     for count in range(1, max_vec_steps + 1):
         action: Tensor = policy(obs)
         step = env.step(action.float() if action.is_floating_point() else action)
         returns += torch.where(running, step.reward, 0.0)
         lengths += running
-        if trial is not None:
-            trial.see(obs, action, step, running)
+        if meter is not None:
+            meter.update(obs, action, step, running)
         if "success" in step.info:
-            hit = step.info["success"].float() * running
-            success = hit if success is None else torch.maximum(success, hit)
+            succeeds = step.info["success"].float() * running
+            success = succeeds if success is None else torch.maximum(success, succeeds)
         running = running & ~(step.terminated | step.truncated)
         obs = step.obs
         if count % CHECK_EVERY == 0 and not bool(running.any()):
@@ -123,28 +129,29 @@ def first_episodes(
         returns.cpu(),
         lengths.cpu(),
         None if success is None else success.cpu(),
-        None if trial is None else trial.overestimation().cpu(),
+        None if meter is None else meter.overestimation().cpu(),
         spec.tasks,
         spec.task_ids,
     )
 
 
-class Trial:
-    """Holds a belief against the discounted returns of the episodes, along the way."""
+class OverestimationMeter:
+    """Collects action values and rewards during episodes, and compares the values with the discounted returns."""
 
-    def __init__(self, policy: nn.Module, belief: Belief):
-        self.policy, self.belief = policy, belief
+    def __init__(self, policy: nn.Module, q_estimate: QEstimate):
+        self.policy, self.q_estimate = policy, q_estimate
         self.rows: list[tuple[Tensor, ...]] = []  # [N] each
 
-    def see(self, obs: Obs, action: Tensor, step: Step, running: Tensor) -> None:
-        """One vec step; `running` [N]: where it belongs to the first episode."""
-        q = self.belief.q(obs, action)
-        ahead = self.belief.q(step.next_obs, self.policy(step.next_obs))
-        self.rows.append((step.reward, step.terminated, step.truncated, ahead, q, running))
+    def update(self, obs: Obs, action: Tensor, step: Step, running: Tensor) -> None:
+        """Add one vec step. `running` [N]: where the first episode has not ended."""
+        q = self.q_estimate.q(obs, action)
+        next_q = self.q_estimate.q(step.next_obs, self.policy(step.next_obs))
+        self.rows.append((step.reward, step.terminated, step.truncated, next_q, q, running))
 
     def overestimation(self) -> Tensor:
-        reward, terminated, truncated, ahead, q, running = map(
+        reward, terminated, truncated, next_q, q, running = map(
             torch.stack, zip(*self.rows, strict=True)
         )
-        returns = diagnose.monte_carlo(reward, terminated, truncated, ahead, self.belief.gamma)
+        gamma = self.q_estimate.gamma
+        returns = diagnose.monte_carlo(reward, terminated, truncated, next_q, gamma)
         return diagnose.overestimation(q, returns, running)

@@ -18,6 +18,8 @@ from fleetfoot.ops.optimizers import PlainSGD, RootScaled
 
 
 class Stepper(Protocol):
+    """Turns a loss into changed weights."""
+
     def __call__(self, loss: Tensor) -> Tensor:
         """Change the weights by one step down `loss`; returns the norm of the gradient."""
         ...
@@ -31,8 +33,11 @@ class OptimConfig(Protocol):
     """The part of an agent that names an optimiser."""
 
     def build(self, module: nn.Module, total_steps: int) -> LocalStepper:
-        """A stepper of all parameters of `module`. `total_steps` is the length of the learning-rate schedule. A module
-        whose weights must stay on a manifold has a method `constrain_`, which runs after each step."""
+        """A stepper of all parameters of `module`.
+
+        `total_steps` is the length of the learning-rate schedule. A module whose weights must stay on a manifold has a
+        method `constrain_`, which runs after each step.
+        """
         ...
 
 
@@ -105,7 +110,8 @@ class AdamWConfig(_Adam):
             raise UserError(f"weight_decay must be 0 or more, not {self.weight_decay}.")
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, weight_decay=self.weight_decay, **self.options(lr))
+        options = self.options(lr) | {"weight_decay": self.weight_decay}
+        return with_state(torch.optim.AdamW(parameters, **options))
 
 
 @part
@@ -116,7 +122,21 @@ class AdamConfig(_Adam):
     """Learning rate."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, **self.options(lr))
+        return with_state(torch.optim.Adam(parameters, **self.options(lr)))
+
+
+def with_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimiser with the state that torch makes at its first step, so that it can be saved, shared and
+    restarted before.
+    """
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            adam.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return adam
 
 
 @part
@@ -188,15 +208,16 @@ class LocalStepper:
         # On the device, like the rate that depends on it: a step that was recorded once can be repeated.
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
-        # Set from outside where the weights are [S, ...], those of S seeds that learn as one.
-        self.seeds: int | None = None
         # What happens to a gradient before it is applied. Set from outside where several GPUs share one.
         self.reduce: Callable[[list[Tensor]], list[Tensor]] = lambda gradients: gradients
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when it is first needed: torch loads its compiler with the first one of a process, for about a second,
-        and actors and evaluators never make a step."""
+        """The optimiser, made when it is first needed.
+
+        Torch loads its compiler with the first one of a process, which takes about a second, and actors and evaluators
+        never make a step.
+        """
         return self.cfg.optimizer(self.parameters, self.lr)
 
     def __call__(self, loss: Tensor) -> Tensor:
@@ -204,21 +225,11 @@ class LocalStepper:
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """The gradient of `loss`, one tensor per parameter and in their order. Changes nothing."""
-        # No seed's loss depends on another's weights.
-        whole = loss if self.seeds is None else loss.sum()
-        return list(torch.autograd.grad(whole, self.parameters))
+        return list(torch.autograd.grad(loss, self.parameters))
 
     def apply(self, gradients: list[Tensor]) -> Tensor:
-        """Change the weights by one step down these gradients; returns their norm before clipping, which overwrites
-        them."""
-        norm = self._norm(gradients)
-        if self.cfg.max_grad_norm is not None:
-            factor = (self.cfg.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            if self.seeds is None:
-                torch._foreach_mul_(gradients, factor)
-            else:
-                for gradient in gradients:
-                    gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
+        """Change the weights by one step down these gradients; overwrites them, returns their norm before clipping."""
+        norm = self.clip_(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = laid_out_like(parameter, gradient)
         self.optimizer.step()
@@ -227,24 +238,18 @@ class LocalStepper:
         self._schedule(self.steps.add_(1))
         return norm
 
-    def _norm(self, gradients: list[Tensor]) -> Tensor:
-        """Of the whole gradient; with seeds, of each seed's: [S]."""
-        if self.seeds is None:
-            return torch.nn.utils.get_total_norm(gradients)
-        # All in a few launches: most of these tensors are too small to be worth one of their own.
-        norms = torch._foreach_norm([g[seed] for seed in range(self.seeds) for g in gradients])
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms).view(self.seeds, -1), dim=1)
+    def clip_(self, gradients: list[Tensor]) -> Tensor:
+        """Scale the gradient down to the largest norm allowed; returns its norm before that."""
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if (factor := self.clip_factor(norm)) is not None:
+            torch._foreach_mul_(gradients, factor)
         return norm
 
-    @torch.no_grad()
-    def begin_(self) -> None:
-        """Make the state of the optimiser, which torch makes at its first step: nothing is averaged yet."""
-        for parameter in self.parameters:
-            state = self.optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+    def clip_factor(self, norm: Tensor) -> Tensor | None:
+        """By how much a gradient of this norm is scaled; None: never."""
+        if self.cfg.max_grad_norm is None:
+            return None
+        return (self.cfg.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
 
     def _schedule(self, steps: Tensor) -> None:
         end = self.cfg.lr_end
@@ -266,7 +271,9 @@ class LocalStepper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         whole = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({**whole, "state": state["optimizer"]})
+        # A state that was saved before the first step may be empty: what it lacks stays as it is.
+        merged = whole["state"] | state["optimizer"]
+        self.optimizer.load_state_dict({**whole, "state": merged})
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
         self.steps.copy_(state["steps"])
@@ -274,8 +281,10 @@ class LocalStepper:
 
 
 def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient in the memory order of its parameter: fused optimisers take nothing else, and convolutions, where
-    they are compiled, hand theirs out with the channels last."""
+    """The gradient in the memory order of its parameter.
+
+    Fused optimisers take nothing else, and compiled convolutions return gradients with the channels last.
+    """
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)

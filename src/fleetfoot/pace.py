@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetfoot.config import part
-from fleetfoot.errors import UserError
+from fleetfoot.config import at_least, part
 
 
 @part
 class PaceConfig:
+    """How many updates are made for each vec step."""
+
     updates_per_vec_step: float = 2.0
     """Updates after each vec step; 0.25 means one update every four steps."""
     warmup_vec_steps: int = 10
     """Vec steps collected before the first update."""
 
+    def __post_init__(self) -> None:
+        at_least(self, "pace", updates_per_vec_step=0, warmup_vec_steps=0)
+
     def build(self) -> Pace:
-        if not 0 <= self.updates_per_vec_step < float("inf"):
-            raise UserError(
-                f"pace.updates_per_vec_step must be 0 or more, not {self.updates_per_vec_step}."
-            )
         return Pace(self)
 
     def updates_after(self, vec_steps: int) -> int:

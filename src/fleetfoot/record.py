@@ -1,7 +1,7 @@
-"""Films of a policy: MP4 for people, PNG strips for pages.
+"""Films of a policy as MP4 or GIF, and strips of frames as PNG.
 
 frames = list(film(policy, env, seconds=10))
-write_mp4(frames, frame_rate(env.spec), Path("policy.mp4"))
+write_film(frames, frame_rate(env.spec), Path("policy.mp4"))
 """
 
 from __future__ import annotations
@@ -22,11 +22,25 @@ from torch import nn
 
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, writing
 
 Frame: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
 
 FASTEST = 50.0  # frames per second; more is not seen, and rendering is the slow part
+
+# What ffmpeg is told, by the ending of the file.
+ENCODERS: dict[str, dict[str, Any]] = {
+    ".mp4": {  # H.264 that every browser plays
+        "codec": "libx264",
+        "pix_fmt_out": "yuv420p",
+        "output_params": ["-movflags", "+faststart"],
+    },
+    ".gif": {  # with a palette made for these frames; without one the colours are those of a fixed table
+        "codec": "gif",
+        "pix_fmt_out": "pal8",
+        "output_params": ["-vf", "split[a][b];[a]palettegen[p];[b][p]paletteuse"],
+    },
+}
 
 
 def steps_per_frame(spec: EnvSpec) -> int:
@@ -52,58 +66,67 @@ def film(policy: nn.Module, env: VecEnv, seconds: float) -> Iterator[Frame]:
         obs = env.step(policy(obs)).obs
 
 
-def write_mp4(frames: Iterable[Frame], fps: float, path: Path) -> Path:
-    """Encode as H.264 that every browser plays. A film that was not finished leaves nothing at `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.stem}.partial.mp4")
+def check_ending(path: Path, *endings: str) -> None:
+    """UserError unless the name ends in one of these: it says what is written."""
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{path} must end in {' or '.join(endings)}.")
+
+
+def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
+    """Encode as MP4 or GIF, by the ending of the name. A film that was not finished leaves nothing at `path`."""
+    check_ending(path, *ENCODERS)
+    hidden = path.with_name(f".{path.stem}.partial{path.suffix.lower()}")
     writer = None
-    try:
-        for frame in frames:
-            picture = _even(frame)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for frame in frames:
+                picture = _even(frame)
+                if writer is None:
+                    writer = imageio_ffmpeg.write_frames(
+                        str(hidden),
+                        (picture.shape[1], picture.shape[0]),
+                        fps=fps,
+                        macro_block_size=2,
+                        ffmpeg_log_level="error",
+                        **ENCODERS[hidden.suffix],
+                    )
+                    _start(writer)
+                writer.send(picture)
             if writer is None:
-                writer = imageio_ffmpeg.write_frames(
-                    str(hidden),
-                    (picture.shape[1], picture.shape[0]),
-                    fps=fps,
-                    codec="libx264",
-                    pix_fmt_out="yuv420p",
-                    macro_block_size=2,
-                    ffmpeg_log_level="error",
-                    output_params=["-movflags", "+faststart"],
-                )
-                _start(writer)
-            writer.send(picture)
-        if writer is None:
-            raise UserError("a film needs at least one frame.")
-        writer.close()
-        os.replace(hidden, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        if writer is not None:
+                raise UserError("a film needs at least one frame.")
             writer.close()
-        hidden.unlink(missing_ok=True)
+            os.replace(hidden, path)
+        finally:
+            if writer is not None:
+                writer.close()
+            hidden.unlink(missing_ok=True)
     return path
 
 
-def strip(frames: Sequence[Frame], path: Path, count: int = 4) -> Path:
+def write_strip(frames: Sequence[Frame], path: Path, count: int = 4) -> Path:
     """`count` frames, evenly spread from the first to the last, side by side in one PNG."""
+    check_ending(path, ".png")
     if len(frames) < count:
         raise UserError(f"a strip of {count} frames cannot be cut from {len(frames)}.")
     chosen = np.linspace(0, len(frames) - 1, count).round().astype(int)
-    path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.stem}.partial.png")
-    try:
-        Image.fromarray(np.concatenate([frames[i] for i in chosen], axis=1)).save(hidden)
-        os.replace(hidden, path)
-    finally:
-        hidden.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            Image.fromarray(np.concatenate([frames[i] for i in chosen], axis=1)).save(hidden)
+            os.replace(hidden, path)
+        finally:
+            hidden.unlink(missing_ok=True)
     return path
 
 
 def _start(writer: Generator[None, Any, None]) -> None:
-    """Start the encoder. JAX, where a simulator has loaded it, warns of a deadlock whenever a process forks; here
-    another program takes the child's place at once."""
+    """Start the encoder without JAX's warning.
+
+    JAX, where a simulator has loaded it, warns of a deadlock whenever a process forks; here another program replaces
+    the child at once.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
         writer.send(None)

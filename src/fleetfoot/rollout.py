@@ -1,4 +1,4 @@
-"""The only loop that touches an environment while it trains."""
+"""The only loop that steps the training environments."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.explore import Explorer
 from fleetfoot.log.timer import StepTimer
 
-Stepper = Callable[[Tensor], Step]
+StepEnv = Callable[[Tensor], Step]
 
 
 def rollout(
-    step_env: Stepper, behaviour: nn.Module, explorer: Explorer, obs: Obs, split: StepTimer
+    step_env: StepEnv, behaviour: nn.Module, explorer: Explorer, obs: Obs, timer: StepTimer
 ) -> Iterator[Transition]:
-    """Vec steps without end, beginning with `obs` (from `env.reset()` or `env.load_state_dict(...)`).
+    """An endless sequence of vec steps that starts with `obs` (from `env.reset()` or `env.load_state_dict(...)`).
 
-    `step_env` is `env.step`, or something that does other work while the environment is stepped.
+    `step_env` is `env.step`, or a function that does other work while the environments step.
     """
     while True:
-        with split("act"):
+        with timer("act"):
             action = explorer.act(behaviour, obs)
         step = step_env(action)
         explorer.restart(step.terminated | step.truncated)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.bro import BRO, BROConfig
 from fleetfoot.data import Continuous, Discrete
@@ -22,7 +21,8 @@ from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamWConfig
 from fleetfoot.run.build import open_run
 from fleetfoot.topologies.synchronous import in_turns
-from reaching import train_until
+from support.made_up import CPU, make_batch, make_spec, make_transition
+from support.train_until import train_until
 
 TINY = BroNetConfig(width=16, blocks=1)
 SMALL = BROConfig(
@@ -176,7 +176,7 @@ def test_pessimism_one_learns_from_the_lower_critic() -> None:
 
 
 def test_the_adjusters_begin_where_they_are_told_and_follow_the_divergence() -> None:
-    agent = make_agent()
+    agent: Any = make_agent()
     assert agent.optimism().item() == pytest.approx(1.0, rel=1e-5)
     assert agent.kl_weight().item() == pytest.approx(0.25, rel=1e-5)
     for kl, rises in ((5.0, False), (0.0, True)):
@@ -196,7 +196,7 @@ def test_the_optimist_explores_and_the_policy_is_evaluated() -> None:
     assert agent.optimist is not None
     with torch.no_grad():
         for p in agent.optimist.parameters():
-            p += 0.3
+            p.add_(0.3)
         mean, log_std = agent.gaussian(obs)
         moved, same = agent.optimist(obs, mean, log_std)
         noise = torch.ones(6, 2)

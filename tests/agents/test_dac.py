@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DAC, DACConfig
@@ -26,6 +25,7 @@ from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
 from fleetfoot.run.build import open_run
 from fleetfoot.topologies.synchronous import in_turns
+from support.made_up import CPU, make_batch, make_spec, make_transition
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
 SMALL = DACConfig(

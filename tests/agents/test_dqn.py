@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents import made_up
-from agents.made_up import CPU, QUIET, make_obs, parameters, small_run
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.dqn import DQN, DQNConfig
 from fleetfoot.api import resume, train
@@ -22,6 +20,8 @@ from fleetfoot.nn.dueling import DuelingHead
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdamConfig, LocalStepper
+from support import made_up
+from support.made_up import CPU, QUIET, make_obs, parameters, small_run
 
 SMALL = DQNConfig(
     target_every=3,
@@ -152,7 +152,7 @@ def test_dueling_advantages_have_mean_zero() -> None:
     torch.testing.assert_close(out.mean(1), head.value(x))
     before = out - head.value(x).unsqueeze(1)
     with torch.no_grad():
-        head.advantage.head.bias.add_(5.0)  # type: ignore[union-attr]
+        head.advantage.head.bias.add_(5.0)  # type: ignore[operator, union-attr]
     torch.testing.assert_close(head(x) - head.value(x).unsqueeze(1), before)
     assert before.abs().max() > 1e-3
 

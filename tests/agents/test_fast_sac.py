@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agents.made_up import CPU, make_batch, make_spec, make_transition
 from fleetfoot.agents.fast_sac import FastSAC, FastSACConfig
 from fleetfoot.data import Discrete
 from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.ops import categorical
 from fleetfoot.ops.squash import squashed_sample
+from support.made_up import CPU, make_batch, make_spec, make_transition
 
 SMALL = FastSACConfig(
     v_min=-5.0,

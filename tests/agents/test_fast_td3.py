@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from agents.made_up import CPU, make_batch, make_spec, make_transition, parameters
 from fleetfoot.agents.fast_td3 import FastTD3, FastTD3Config
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.simba import SimbaV2Config
 from fleetfoot.optim import AdamWConfig
+from support.made_up import CPU, make_batch, make_spec, make_transition, parameters
 
 SMALL = FastTD3Config(
     v_min=-5.0,
@@ -216,7 +216,7 @@ def test_tasks_have_embeddings_that_learn_and_stay_short() -> None:
     spec = make_spec(tasks=("a", "b"), task_ids=(0, 1, 0, 1))
     cfg = replace(SMALL, policy_every=1, normalize_reward=True)
     agent = make_agent(cfg, spec)
-    before = [agent.policy.encoder.embed, agent.critic.encoder.embed]
+    before: list[Any] = [agent.policy.encoder.embed, agent.critic.encoder.embed]
     rows = [e.weight.detach().clone() for e in before if e is not None]
     agent.observe(make_transition(spec))
     agent.update(make_batch(spec))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from agents.made_up import make_batch, make_spec
 from fleetfoot.agents.contract import periods, why_not_stacked
 from fleetfoot.api import evaluate_run, resume, train
 from fleetfoot.data import Batch, Transition, UpdateResult
@@ -22,12 +21,12 @@ from fleetfoot.execution import CapturedLearner, EagerLearner, make_learner
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.topologies import synchronous as synchronous_module
+from support.learners import noise, parts
+from support.made_up import make_batch, make_spec
 from support.own_agent import DeclaredTD3, OwnTD3, OwnTD3Config
-from test_speed import noise, parts
-from topologies.test_synchronous import agent_state, assert_same, interrupted_at, small, tensors
+from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 COMPILES = pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
 )
@@ -179,7 +178,7 @@ def on_gpu(cls: Any, mode: Any) -> tuple[Any, EagerLearner]:
     return agent, learn
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_on_a_gpu_what_is_not_declared_is_not_done() -> None:
     (agent, learn), said = told(lambda: on_gpu(OwnTD3, "auto"))
     assert said == [EAGERLY]
@@ -193,7 +192,7 @@ def test_on_a_gpu_what_is_not_declared_is_not_done() -> None:
     assert agent.updates == 4
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_on_a_gpu_what_is_declared_is_recorded_and_learns_the_same() -> None:
     agents = []
     for mode in ("eager", "captured"):
@@ -236,6 +235,6 @@ def test_the_agent_of_the_page_trains_resumes_and_learns(
     assert_same(agent_state(tmp_path / "whole"), agent_state(tmp_path / "parts"))
     agent = short.build_agent(make_spec(), CPU)
     assert why_not_stacked(agent) is None
-    assert periods(agent) == (2,)
+    assert periods(agent) == ((2, 0),)
     losses = [agent.update(make_batch(rows=32)).metrics["critic/loss"].item() for _ in range(60)]
     assert losses[-1] < 0.5 * losses[0]

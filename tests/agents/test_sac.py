@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, train
 from fleetfoot.agents.sac import SAC, ReDoConfig, ResetsConfig, SACConfig
 from fleetfoot.data import Batch, Discrete
@@ -26,6 +25,7 @@ from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Result
 from fleetfoot.recipes.sac import COMBINATIONS, combined
+from support.made_up import CPU, make_batch, make_spec, make_transition
 
 QUIET = LogConfig(every_vec_steps=100_000, console=False)
 NET = MLPConfig(hidden=(16, 16), start="orthogonal")
@@ -73,7 +73,8 @@ def test_one_update_by_hand(beta: float) -> None:
     loss, _, aux = agent.critic_loss(batch, noise)
     gap = aux["gap"]
     with torch.no_grad():
-        action, log_prob = squashed_sample(*agent.gaussian(batch.next_obs), noise)
+        mean, log_std = agent.gaussian(batch.next_obs)
+        action, log_prob = squashed_sample(mean, log_std, noise)
         next_q = agent.critic_target(batch.next_obs, action)[..., 0]
         q = agent.critic(batch.obs, batch.action)[..., 0]
     total = 0.0
@@ -89,7 +90,8 @@ def test_one_update_by_hand(beta: float) -> None:
     loss, metrics, _ = agent.policy_loss(batch.obs, noise)
     entropy = metrics["policy/entropy"]
     with torch.no_grad():
-        action, log_prob = squashed_sample(*agent.gaussian(batch.obs), noise)
+        mean, log_std = agent.gaussian(batch.obs)
+        action, log_prob = squashed_sample(mean, log_std, noise)
         q = agent.critic(batch.obs, action)[..., 0]
         value = q.amin(0) if beta else q.mean(0)
     assert loss.item() == pytest.approx((0.2 * log_prob - value).mean().item(), rel=1e-4)
@@ -341,10 +343,10 @@ class Whole(torch.nn.Module):
 def test_the_losses_of_several_seeds_can_be_computed_as_one(name: str) -> None:
     cfg = combined(SMALL, name, 5)
     wholes = [Whole(make_agent(cfg, seed)) for seed in (0, 1, 2)]
-    weights, buffers = torch.func.stack_module_state(wholes)  # type: ignore[arg-type]
+    weights, buffers = torch.func.stack_module_state(wholes)
     batch, noise = make_batch(make_spec()), torch.randn(6, 2)
 
-    def one(w: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def one(w: dict[str, Tensor], b: dict[str, Tensor]) -> Any:
         return torch.func.functional_call(wholes[0], (w, b), (batch, noise))
 
     together = torch.func.vmap(one)(weights, buffers)
@@ -383,7 +385,7 @@ def test_wrong_input() -> None:
         ({"bound": LearnedBoundConfig()}, "held out"),
     ):
         with pytest.raises(UserError, match=said):
-            make_agent(replace(SMALL, **changes))  # type: ignore[arg-type]
+            make_agent(replace(SMALL, **changes))
     with pytest.raises(UserError, match="continuous actions"):
         make_agent(action=Discrete(3))
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agents.test_fast_td3 import CPU, make_batch, make_spec, make_transition
 from fleetfoot import recipes, resume, train
 from fleetfoot.agents.vpl import VPL, VPLConfig
 from fleetfoot.checkpoint import CheckpointConfig
@@ -27,8 +26,9 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import UniformConfig
-from reaching import train_until
-from topologies.test_synchronous import agent_state, assert_same, small
+from support.made_up import CPU, make_batch, make_spec, make_transition
+from support.runs import agent_state, assert_same, small
+from support.train_until import train_until
 
 TINY = MLPConfig(hidden=(16,), start="orthogonal")
 SMALL = VPLConfig(policy_net=TINY, critic_net=TINY)
@@ -73,7 +73,7 @@ def test_one_update_by_hand() -> None:
             wanted = before - lr * gradient / (gradient.abs() + 1e-8)
             torch.testing.assert_close(after.detach(), wanted.detach(), atol=2e-6, rtol=1e-5)
 
-    def low(q: Tensor) -> Tensor:
+    def low(q: Tensor) -> Any:
         q1, q2 = q[..., 0]
         return (q1 + q2) / 2 - beta * (q1 - q2).abs() / 2
 
@@ -183,16 +183,12 @@ def settle(agent: VPL, rows: Batch, steps: int) -> float:
     assert agent.step_bound is not None
     for _ in range(steps):
         some = torch.randint(len(rows.reward), (256,), generator=draw)
-        drawn = Batch(
-            *(
-                Obs(field.actor[some], field.critic[some])
-                if isinstance(field, Obs)
-                else field[some]
-                for field in rows[:7]
-                if field is not None
-            )
-        )
-        loss, _, aux = agent.bound_loss(drawn, torch.zeros(256, 1))
+        fields: list[Any] = [
+            Obs(field.actor[some], field.critic[some]) if isinstance(field, Obs) else field[some]
+            for field in rows[:7]
+            if field is not None
+        ]
+        loss, _, aux = agent.bound_loss(Batch(*fields), torch.zeros(256, 1))
         agent.step_bound(loss)
         agent.bound.follow_(aux["slope"])
     return agent.bound.beta().item()

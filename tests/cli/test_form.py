@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from fleetfoot.cli.form import flags_of, form_of, help_texts, parse, parse_recipe
+from fleetfoot.cli.form import parse, parse_recipe
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
 
@@ -123,6 +123,7 @@ def test_without_arguments_nothing_changes() -> None:
         (["--open-top"], "open_top", True),
         (["--wheels.radius", "3"], "wheels.radius", 3.0),
         (["--wheels.spokes", "1", "2", "3"], "wheels.spokes", (1, 2, 3)),
+        (["--wheels.spokes", "none"], "wheels.spokes", ()),
         (["--wheels.bounds", "-1", "-0.5"], "wheels.bounds", (-1.0, -0.5)),
         (["--wheels.tread", "deep"], "wheels.tread", "deep"),
         (["--wheels.spare", "4"], "wheels.spare", 4),
@@ -189,6 +190,8 @@ def test_only_parts_that_fit_are_accepted() -> None:
         (["--wheels.slip.share", "1"], "name one first: --wheels.slip NAME"),
         (["--wheels.extras", "{"], "--wheels.extras"),
         (["--load-kg"], "--load-kg"),
+        (["--wheels.spokes"], "--wheels.spokes needs at least one value; for none at all write"),
+        (["--wheels.spokes", "--load-kg", "3"], "--wheels.spokes needs at least one value"),
         (["stray"], "did not expect 'stray'"),
         (["--wheels.radius", "0"], "wheels.radius is 0.0; give more than 0."),
         (["--name", "other"], "there is no option --name"),
@@ -218,17 +221,6 @@ def test_help_shows_the_real_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FormRound: A wheel that is round." in text
     assert "--wheels.slip {None|FormSlip}" in text
     assert "of the force that is lost (default: 0.2)" in text
-
-
-def test_every_flag_is_known_for_suggestions() -> None:
-    flags = list(flags_of(form_of(CART, fixed=("name",))))
-    assert {"--wheels.radius", "--wheels.no-driven", "--open-top", "--axle.side"} <= set(flags)
-    assert "--name" not in flags
-
-
-def test_help_texts_come_from_strings_below_and_comments_beside() -> None:
-    assert help_texts(FormRound)["radius"] == "Metres from hub to rim."
-    assert help_texts(FormSlip) == {"share": "of the force that is lost"}
 
 
 def test_plain_options_parse_too() -> None:

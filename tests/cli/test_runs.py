@@ -151,6 +151,14 @@ def test_evaluate_and_record_read_the_run(
     assert imageio_ffmpeg.count_frames_and_secs(film)[0] == 20
     assert Path(strip).stat().st_size > 0
 
+    gif = tmp_path / "p.gif"
+    said("record", folder, "--seconds", "0.5", "--out", str(gif))
+    assert gif.read_bytes().startswith(b"GIF8")
+    with pytest.raises(SystemExit) as caught:
+        main(["record", folder, "--out", str(tmp_path / "p.avi")])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith("p.avi must end in .mp4 or .gif.\n")
+
     shown = said("resume", folder, "--help")
     assert "--total-vec-steps" in shown
     assert "--num-envs" not in shown  # it may not change
@@ -271,7 +279,10 @@ def test_load_policy_takes_the_best_or_where_there_is_none_the_last(tmp_path: Pa
 
 def test_a_second_process_stays_out(tmp_path: Path) -> None:
     folders.write_recipe(tmp_path, small_recipe())
-    with folders.alone(tmp_path), pytest.raises(UserError, match="another process is training"):
+    with (
+        folders.folder_lock(tmp_path),
+        pytest.raises(UserError, match="another process is training"),
+    ):
         resume(tmp_path, restart=True)
     assert not folders.has_checkpoint(tmp_path)
 
@@ -286,7 +297,7 @@ def test_two_runs_in_one_second_get_two_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folders.time, "strftime", lambda form: "20300101-000000")
+    monkeypatch.setattr(time, "strftime", lambda form: "20300101-000000")
     first = folders.new_folder(small_recipe(), None)
     first.mkdir(parents=True)
     assert first == Path("runs/fast_td3-pendulum-seed0-20300101-000000")
@@ -298,13 +309,20 @@ def test_where_nothing_can_be_drawn_training_still_ends_well(
 ) -> None:
     from fleetfoot.cli.train import finish
 
-    def blind(*args: object, **kwargs: object) -> Path:
-        raise UserError("cannot draw here")
-
     result = train(small_recipe(), tmp_path / "run")
-    monkeypatch.setattr(api, "record_run", blind)
-    assert finish(result, True, ["my_robot"]) == 0
-    out, err = capsys.readouterr()
-    assert err == "fleetfoot: no video: cannot draw here\n"
-    assert "--import my_robot" in out
-    assert os.path.join("run", "checkpoints") in out
+    for error, said in (
+        (UserError("cannot draw here"), "cannot draw here"),
+        (ZeroDivisionError("no\n  light"), "ZeroDivisionError: no light"),
+        (ImportError(), "ImportError"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ):
+
+        def blind(*args: object, error: BaseException = error) -> Path:
+            raise error
+
+        monkeypatch.setattr(api, "record_run", blind)
+        assert finish(result, True, ["my_robot"]) == 0
+        out, err = capsys.readouterr()
+        assert err == f"fleetfoot: no video: {said}\n"
+        assert "--import my_robot" in out
+        assert os.path.join("run", "checkpoints") in out

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compare.fake_runs import make_run
 from fleetfoot.cli.main import main
+from support.fake_runs import make_run
 
 pytest.importorskip("rliable")
 
@@ -68,12 +68,12 @@ def test_pictures_json_and_a_table_at_the_end(
         (["runs", "--low", "3"], "--low and --high come together"),
         (["runs", "--low", "3", "--high", "3"], "must be below high"),
         (["runs", "--ranges", "empty"], "must hold ranges as JSON"),
-        (["runs", "--metric", "success"], "do not tell success"),
+        (["runs", "--metric", "success"], "without a success rate"),
         (["runs", "--at", "5"], "there is nothing to compare"),
         (["runs", "--reps", "1"], "--reps must be at least 100"),
         (["runs", "--metrics", "x"], "--metric"),
         (["torn"], "torn/recipe.json cannot be read"),
-        (["odd"], "is no recipe"),
+        (["odd"], "is not a recipe"),
     ],
 )
 @pytest.mark.usefixtures("runs")

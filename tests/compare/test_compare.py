@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare.fake_runs import make_run
 from fleetfoot.compare import Ask, Bootstrap, Comparison, compare, find, read
 from fleetfoot.compare.intervals import (
     estimate,
@@ -20,6 +19,7 @@ from fleetfoot.compare.intervals import (
 )
 from fleetfoot.compare.ranges import known_range
 from fleetfoot.errors import UserError
+from support.fake_runs import make_run
 
 metrics = pytest.importorskip("rliable.metrics")
 
@@ -74,17 +74,22 @@ def test_intervals_are_quantiles_over_all_resamples() -> None:
     assert found.interval == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.05)
 
 
+def numpy_state() -> Any:
+    state: Any = np.random.get_state()
+    return state[1]
+
+
 def test_the_seed_decides_and_numpy_is_left_alone() -> None:
     sample = [np.random.default_rng(0).normal(size=7)]
-    before = np.random.get_state()[1]
+    before = numpy_state()
     first, again, other = (
         estimate(Bootstrap(200, seed), interquartile_mean, sample) for seed in (3, 3, 4)
     )
     assert first == again != other
-    assert np.array_equal(before, np.random.get_state()[1])
+    assert np.array_equal(before, numpy_state())
     with pytest.raises(KeyError), seeded(0):
         raise KeyError
-    assert np.array_equal(before, np.random.get_state()[1])
+    assert np.array_equal(before, numpy_state())
 
 
 def test_two_groups_of_one_task(tmp_path: Path) -> None:

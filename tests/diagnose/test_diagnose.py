@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,16 @@ def network(ensemble_size: int | None = None, layer_norm: bool = False) -> nn.Mo
 @torch.no_grad()
 def test_killed_units_are_found(ensemble_size: int | None) -> None:
     net, x = network(ensemble_size), draw(256, 8)
-    layers = [net.body[0], net.body[1]]  # type: ignore[index, union-attr]
-    assert float(diagnose.dormant(diagnose.hidden(net, x))) < 0.03  # a few are silent by chance
+    body: Any = net.body
+    layers = [body[0], body[1]]
+    # A few are silent by chance.
+    assert float(diagnose.dormant(diagnose.hidden_activations(net, x))) < 0.03
     for layer in layers:
         layer.weight[..., :30] = 0.0
         layer.bias[..., :30] = -1.0
-    assert float(diagnose.dormant(diagnose.hidden(net, x))) == pytest.approx(0.30, abs=0.02)
+    assert float(diagnose.dormant(diagnose.hidden_activations(net, x))) == pytest.approx(
+        0.30, abs=0.02
+    )
 
 
 def test_dormant_by_hand() -> None:
@@ -47,7 +52,7 @@ def test_hidden_sees_each_layer_after_its_relu_and_leaves_no_hooks() -> None:
     x = draw(16, 8)
     for layer_norm in (False, True):
         net = network(layer_norm=layer_norm)
-        first, second = diagnose.hidden(net, x)
+        first, second = diagnose.hidden_activations(net, x)
         assert first.shape == second.shape == (16, 100)
         assert first.min() == second.min() == 0.0
         assert torch.equal(net.head(second), net(x))  # type: ignore[operator]
@@ -86,7 +91,7 @@ def test_norms() -> None:
 def test_plasticity_gathers_them() -> None:
     net, x = network(ensemble_size=2), draw(64, 8)
     found = diagnose.plasticity(net, x)
-    features = diagnose.hidden(net, x)[-1]
+    features = diagnose.hidden_activations(net, x)[-1]
     assert set(found) == {"dormant", "rank", "feature_norm", "parameter_norm"}
     assert found["rank"] == diagnose.effective_rank(features)
     assert set(diagnose.plasticity(nn.Linear(8, 1), x)) == {"parameter_norm"}

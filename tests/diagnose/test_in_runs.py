@@ -14,9 +14,9 @@ from fleetfoot.api import train
 from fleetfoot.data import Batch, Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
-from fleetfoot.evaluate import Belief, EvaluationConfig, first_episodes
+from fleetfoot.evaluate import EvaluationConfig, QEstimate, first_episodes
 from fleetfoot.log.sinks import read_lines
-from topologies.test_synchronous import agent_state, assert_same, small
+from support.runs import agent_state, assert_same, small
 
 EXAMINED = EvaluationConfig(every_vec_steps=60, episodes=2, max_vec_steps=40, diagnose=True)
 CPU = torch.device("cpu")
@@ -40,9 +40,9 @@ def test_overestimation_by_hand() -> None:
     """gamma 1/2 and values of 4: the first episode's returns are 1.5 and 1, the second's 2.25, 2.5 and 1 + 4 / 2."""
     env: Any = Scripted()
     policy = nn.Linear(1, 1)
-    belief = Belief(lambda obs, action: torch.full((2,), 4.0), 0.5)
+    q_estimate = QEstimate(lambda obs, action: torch.full((2,), 4.0), 0.5)
     obs = Obs(torch.zeros(2, 1), torch.zeros(2, 1))
-    done = first_episodes(lambda o: policy(o.actor), env, obs, 100, belief)  # type: ignore[arg-type]
+    done = first_episodes(lambda o: policy(o.actor), env, obs, 100, q_estimate)  # type: ignore[arg-type]
     mean = (1.5 + 1.0 + 2.25 + 2.5 + 3.0) / 5
     assert done.metrics()["diagnose/overestimation"] == pytest.approx((4.0 - mean) / mean)
     assert done.returns.tolist() == [2.0, 3.0]

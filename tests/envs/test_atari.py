@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.atari import bench_atari
+from benchmarks.speed.atari import bench_atari
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Discrete, Step
 from fleetfoot.envs import atari
@@ -42,7 +42,7 @@ def bare(like: AtariEnv, game: str, **options: Any) -> Any:
     """ale-py's own environment from the same seeds, restarting one step late, as it does by itself."""
     from ale_py.vector_env import AtariVectorEnv
 
-    settings = {"noop_max": 31, "reward_clipping": False, "use_fire_reset": False}
+    settings: dict[str, Any] = {"noop_max": 31, "reward_clipping": False, "use_fire_reset": False}
     return AtariVectorEnv(game, like.spec.num_envs, **settings, **options)
 
 
@@ -252,7 +252,7 @@ def test_noops_are_drawn_from_0_to_the_most() -> None:
 
     seen: list[dict[str, Any]] = []
 
-    class Spy(AtariVectorEnv):  # type: ignore[misc]
+    class Spy(AtariVectorEnv):
         def reset(self, **kwargs: Any) -> Any:
             frames, info = super().reset(**kwargs)
             seen.append(info)

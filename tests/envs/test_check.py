@@ -100,13 +100,18 @@ def with_spec(**changes: Any) -> type[Walk]:
     return Broken
 
 
+def any_type(value: Any) -> Any:
+    """A value of the wrong type, given on purpose."""
+    return value
+
+
 def with_step(change: Callable[[Step, Step], Any]) -> type[Walk]:
     """`change(step, previous step)` gives what is returned in its place."""
 
     class Broken(Walk):
         before: Any = None
 
-        def step(self, action: Tensor) -> Step:
+        def step(self, action: Tensor) -> Any:
             step = super().step(action)
             before, self.before = self.before or step, step
             return change(step, before)
@@ -116,7 +121,7 @@ def with_step(change: Callable[[Step, Step], Any]) -> type[Walk]:
 
 def with_obs(change: Callable[[Obs], Any], **spec: Any) -> type[Walk]:
     class Broken(with_spec(**spec)):  # type: ignore[misc]
-        def observe(self, position: Tensor, clock: Tensor) -> Obs:
+        def observe(self, position: Tensor, clock: Tensor) -> Any:
             return change(super().observe(position, clock))
 
     return Broken
@@ -124,8 +129,10 @@ def with_obs(change: Callable[[Obs], Any], **spec: Any) -> type[Walk]:
 
 def with_state(change: Callable[[dict[str, Any]], Any]) -> type[Walk]:
     class Broken(Walk):
-        def state_dict(self) -> dict[str, Any] | None:
-            return change(super().state_dict())
+        def state_dict(self) -> Any:
+            state = super().state_dict()
+            assert state is not None
+            return change(state)
 
     return Broken
 
@@ -298,7 +305,7 @@ class KeepsLoadedState(LiveState):
 
 def with_picture(picture: Any) -> type[Walk]:
     class Broken(Walk):
-        def render(self, index: int = 0) -> np.ndarray:
+        def render(self, index: int = 0) -> Any:
             if isinstance(picture, Exception):
                 raise picture
             return picture
@@ -342,7 +349,10 @@ BROKEN: dict[str, tuple[str, type[Walk]]] = {
     "announced wider": ("tensors", with_spec(obs_shape=(4,))),
     "float64 reward": ("tensors", with_step(lambda s, _: s._replace(reward=s.reward.double()))),
     "reward column": ("tensors", with_step(lambda s, _: s._replace(reward=s.reward[:, None]))),
-    "reward array": ("tensors", with_step(lambda s, _: s._replace(reward=s.reward.numpy()))),
+    "reward array": (
+        "tensors",
+        with_step(lambda s, _: s._replace(reward=any_type(s.reward.numpy()))),
+    ),
     "reward elsewhere": ("tensors", with_step(lambda s, _: s._replace(reward=s.reward.to("meta")))),
     "infinite reward": ("tensors", with_step(lambda s, _: s._replace(reward=s.reward / 0))),
     "NaN": ("tensors", with_obs(lambda o: o._replace(actor=flip_row(o.actor, 1, float("nan"))))),
@@ -351,7 +361,7 @@ BROKEN: dict[str, tuple[str, type[Walk]]] = {
     "plain tuple obs": ("tensors", with_obs(tuple)),
     "plain tuple step": ("tensors", with_step(lambda s, _: tuple(s))),
     "info of other size": ("tensors", with_step(lambda s, _: s._replace(info={"x": s.reward[:2]}))),
-    "info number": ("tensors", with_step(lambda s, _: s._replace(info={"x": 1.0}))),
+    "info number": ("tensors", with_step(lambda s, _: s._replace(info={"x": any_type(1.0)}))),
     "critic copied": (
         "critic",
         with_obs(lambda o: o._replace(critic=o.actor.clone()), critic_shape=None, critic_prefix=0),
@@ -359,7 +369,7 @@ BROKEN: dict[str, tuple[str, type[Walk]]] = {
     "critic is actor": ("critic", with_obs(lambda o: o._replace(critic=o.actor))),
     "other prefix": ("critic", with_obs(lambda o: o._replace(critic=o.critic.roll(1, 1)))),
     "task missing": ("tasks", with_obs(lambda o: o._replace(task=None))),
-    "other task": ("tasks", with_obs(lambda o: o._replace(task=1 - o.task))),
+    "other task": ("tasks", with_obs(lambda o: o._replace(task=1 - any_type(o.task)))),
     "task unannounced": ("tasks", with_spec(tasks=(), task_ids=())),
     "terminated as float": ("ends", with_step(lambda s, _: s._replace(terminated=s.reward * 0))),
     "truncated as bytes": (

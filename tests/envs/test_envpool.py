@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetfoot.bench.envpool import bare_player, bench_envpool
+from benchmarks.speed.envpool import bare_player, bench_envpool
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs.check import check_env
@@ -242,7 +242,7 @@ def test_sets_joined_are_the_single_ones(repeat: int) -> None:
     config = EnvPoolConfig(task="Hopper-v5", max_episode_steps=25, action_repeat=repeat)
     actions = script(40, 3, 3)
     joined = ConcatVecEnv([config.build(1, seed, CPU) for seed in range(3)], CPU)
-    assert all(isinstance(part, TwoHalves) for part in joined.parts)
+    assert all(isinstance(part, TwoHalves) for part in joined.sets)
     first = joined.reset().actor
     steps = [joined.step(action) for action in actions]
     for row in range(3):
@@ -309,7 +309,7 @@ def test_json(config: Any) -> None:
         (lambda: EnvPoolConfig(task="LqrLqr21-v1").build(1, 0, CPU), "without bounds"),
         (lambda: EnvPoolConfig(kwargs={"no": 1}).build(1, 0, CPU), "cannot be made with"),
         (lambda: EnvPoolConfig().build(0, 0, CPU), "starts at 1"),
-        (lambda: EnvPoolConfig(action_repeat=0), "action_repeat is at least 1"),
+        (lambda: EnvPoolConfig(action_repeat=0), "action_repeat must be at least 1"),
         (lambda: EnvPoolTasksConfig(set="mt11"), "Did you mean mt10"),
         (lambda: EnvPoolTasksConfig(tasks=SMALL), "either env.set or env.tasks"),
         (lambda: EnvPoolTasksConfig(set="", tasks=("WalkerRun-v1",)), "two or more"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from fleetfoot import recipes, train
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Discrete
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.gym import GymConfig, names
+from fleetfoot.envs.info import MOST_NAMES, InfoRows
 from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")
@@ -65,7 +69,7 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full((4, 6, 3), self.clock, np.uint8)
 
 
-gymnasium.register("FleetfootCounter-v0", Counter)
+gymnasium.register("FleetfootCounter-v0", Counter)  # type: ignore[arg-type]
 COUNTER = "FleetfootCounter-v0"
 
 
@@ -113,6 +117,110 @@ def test_final_observation_and_kind_of_end_are_true(asynchronous: bool) -> None:
         assert (step.obs.actor >= 100).all()  # the next episode
     finally:
         env.close()
+
+
+class Talker(gymnasium.Env[Any, Any]):
+    """Tells numbers of several kinds, some always, some at the end of an episode, and what is no number."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.clock = 0
+        return np.zeros(1, np.float32), {"of_reset": 7.0, "reward_forward": 1e9}
+
+    def step(self, action: Any) -> Any:
+        self.clock += 1
+        over = self.clock == 3
+        info: dict[str, Any] = {
+            "reward_forward": float(action[0]),
+            "count": self.clock,  # an int first, which must not make ints of what follows
+            "array0": np.array(0.5),
+            "flag": np.bool_(True),
+            "reward": 5.0,
+            "lost": float("nan"),
+            "huge": 10**400,
+            "text": "hello",
+            "vector": np.zeros(3),
+            "nested": {"a": 1.0},
+        }
+        if self.clock > 1:
+            info["count"] = self.clock + 0.5
+        if over:
+            info |= {"is_success": action[0] > 0, "score": 10.0 * float(action[0])}
+        return np.zeros(1, np.float32), 0.0, False, over, info
+
+
+gymnasium.register("FleetfootTalker-v0", lambda **_: Talker())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_numbers_of_info_reach_the_log(asynchronous: bool) -> None:
+    env = GymConfig(id="FleetfootTalker-v0", asynchronous=asynchronous).build(2, 0, CPU)
+    try:
+        env.reset()
+        action = torch.tensor([[0.5], [-0.5]])
+        first, second, end, after = (env.step(action) for _ in range(4))
+    finally:
+        env.close()
+    always = {"env/reward_forward", "env/count", "env/array0", "env/flag", "env/reward_in_info"}
+    assert set(first.info) == set(second.info) == always
+    assert first.info["env/reward_forward"].tolist() == [0.5, -0.5]
+    assert all(row.dtype == torch.float32 and row.shape == (2,) for row in first.info.values())
+    assert [step.info["env/count"].tolist() for step in (first, second)] == [[1, 1], [2.5, 2.5]]
+    # Of the last step of an episode, not of the reset that follows in the same call.
+    assert end.truncated.all()
+    assert end.info["env/reward_forward"].tolist() == [0.5, -0.5]
+    assert end.info["env/count"].tolist() == [3.5, 3.5]
+    assert end.info["env/score"].tolist() == [5, -5]
+    assert end.info["success"].tolist() == [1, 0]
+    # Names stay. A value is held until it is told again, but success is that of the step.
+    assert set(after.info) == set(end.info) == always | {"env/score", "success"}
+    assert after.info["env/score"].tolist() == [5, -5]
+    assert after.info["success"].tolist() == [0, 0]
+    assert first.info["env/reward_forward"].tolist() == [0.5, -0.5], "rows belong to the caller"
+
+
+def test_what_only_some_copies_tell_has_the_mean_of_those() -> None:
+    rows = InfoRows(3)
+    rows.tell("speed", np.array([1.0, 9.0, 3.0]), np.array([True, False, True]))
+    assert rows.rows()["env/speed"].tolist() == [1, 2, 3]
+    rows.tell("speed", np.array([0.0, 8.0, 0.0]), np.array([False, True, False]))
+    assert rows.rows()["env/speed"].tolist() == [1, 8, 3]
+    for number in range(100):
+        rows.tell(f"object {number}", np.zeros(3), np.ones(3, bool))
+    assert len(rows.rows()) == MOST_NAMES
+
+
+def test_environments_that_tell_nothing_have_no_info() -> None:
+    env = GymConfig(id="Pendulum-v1").build(2, 0, CPU)
+    env.reset()
+    assert env.step(torch.zeros(2, 1)).info == {}
+    env.close()
+
+
+def test_success_is_evaluated_and_terms_are_logged(tmp_path: Path) -> None:
+    recipe = recipes.get("fast_td3/pendulum")
+    recipe = replace(
+        recipe,
+        env=GymConfig(id="FleetfootTalker-v0"),
+        num_envs=4,
+        batch_size=8,
+        total_vec_steps=12,
+        device="cpu",
+        threads=1,
+        evaluation=replace(recipe.evaluation, episodes=3, every_vec_steps=0),
+        log=replace(recipe.log, every_vec_steps=6, console=False, tensorboard=False),
+        replay=replace(recipe.replay, capacity=400),
+        pace=replace(recipe.pace, warmup_vec_steps=6),
+    )
+    train(recipe, tmp_path / "run")
+    lines = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["eval/success"] in (0.0, 1.0)  # the policy does the same in all of them
+    assert lines[0]["env/count"] == pytest.approx((1 + 2.5 + 3.5) / 3)
+    assert "env/reward_forward" in lines[0]
+    assert lines[0]["env/reward"] == 0.0
 
 
 def test_both_ends_at_once_is_a_termination() -> None:

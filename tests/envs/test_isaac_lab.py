@@ -15,7 +15,6 @@ from torch import Tensor
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Transition
 from fleetfoot.envs.check import check_env
-from fleetfoot.envs.lab import isaac_lab
 from fleetfoot.envs.lab.isaac_lab import IsaacLabConfig, IsaacLabEnv, OwnRandom, Simulation
 from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import ReplayConfig
@@ -33,7 +32,7 @@ class Drift:
         torch.manual_seed(cfg.seed)
         np.random.seed(cfg.seed)
         box = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-        groups = dict.fromkeys(cfg.groups, box)
+        groups: dict[str, Any] = dict.fromkeys(cfg.groups, box)
         self.single_observation_space = gymnasium.spaces.Dict(groups)
         self.single_action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
         self.max_episode_length = LENGTH
@@ -97,17 +96,18 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         settings.sim = Drift(cfg)
         return SimpleNamespace(unwrapped=settings.sim)
 
-    for name, content in {
+    modules: dict[str, dict[str, Any]] = {
         "isaaclab.app": {"AppLauncher": launch},
         "isaaclab_tasks": {},
         "isaaclab_tasks.utils.parse_cfg": {"parse_env_cfg": parse},
-    }.items():
+    }
+    for name, content in modules.items():
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     known = SimpleNamespace(kwargs={"env_cfg_entry_point": "x:Cfg"})
-    monkeypatch.setattr(isaac_lab.gymnasium, "registry", {"Isaac-Drift-v0": known})
-    monkeypatch.setattr(isaac_lab.gymnasium, "make", make)
+    monkeypatch.setattr(gymnasium, "registry", {"Isaac-Drift-v0": known})
+    monkeypatch.setattr(gymnasium, "make", make)
     monkeypatch.setattr(Simulation, "running", None)
     monkeypatch.setattr(Simulation, "app", None)
     return settings

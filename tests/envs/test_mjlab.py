@@ -217,7 +217,7 @@ def test_tasks_that_know_success_tell_it() -> None:
 @pytest.mark.usefixtures("simulator")
 def test_mistakes_get_one_line() -> None:
     assert {CARTPOLE, GO1, G1} <= set(names())
-    wrong = [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"task": "Mjlab-Velocity-Flat-Unitree-Go2"}, "Did you mean .*Go1"),
         (
             {"changes": {"rewards.uprigth.weight": 1.0}},

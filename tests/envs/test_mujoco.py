@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfoot.bench.env import bench_env
+from benchmarks.speed.env import bench_env
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Continuous, Step
 from fleetfoot.envs import render
@@ -91,13 +91,16 @@ def test_parity_with_gymnasium(name: str) -> None:
     for action in actions(ours, 12):
         step = ours.step(action)
         control = (low + high) / 2 + (high - low) / 2 * action.double().numpy()
-        for i in np.flatnonzero(going):
-            next_obs, reward, terminated, _, _ = theirs[i].step(control[i])
+        for i in map(int, np.flatnonzero(going)):
+            next_obs, reward, terminated, _, info = theirs[i].step(control[i])
             np.testing.assert_allclose(
                 step.next_obs.actor[i].numpy(), next_obs, rtol=1e-6, atol=1e-6
             )
             assert step.reward[i].item() == pytest.approx(reward, rel=1e-6, abs=1e-6)
             assert step.terminated[i].item() == terminated
+            terms = {f"env/{key}": v for key, v in info.items() if key.startswith("reward_")}
+            ours_of_it = {key: row[i].item() for key, row in step.info.items()}
+            assert ours_of_it == pytest.approx(terms, rel=1e-5, abs=1e-6)
         going &= ~step.terminated.numpy()
     assert going.any()
     assert (~going).any() == (name in NEARLY_OVER)
@@ -213,7 +216,7 @@ def test_final_observation_and_restart() -> None:
 
 def test_what_was_handed_out_is_not_written_to() -> None:
     env = make("InvertedPendulum-v5", 8)
-    kept: list[tuple[Step, Step]] = []
+    kept: list[tuple[Step, list[torch.Tensor]]] = []
     env.reset()
     for action in actions(env, 30):
         step = env.step(action)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.speed.env import bench_env
+from benchmarks.speed.playground import bench_playground
 from fleetfoot import checkpoint, recipes
-from fleetfoot.bench.env import bench_env
-from fleetfoot.bench.playground import bench_playground
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv
 from fleetfoot.envs.playground import task as playground_task
@@ -65,21 +65,21 @@ def test_every_observation_is_what_the_bare_task_gives_across_the_end_of_an_epis
 
     first = env.reset()
     state = jax.tree.map(lambda leaf: leaf.copy(), env._program._state(env._running))
-    assert torch.equal(first.actor, torch.from_dlpack(state.obs))
+    assert torch.equal(first.actor, torch.utils.dlpack.from_dlpack(state.obs))
     bare = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     step_bare = jax.jit(jax.vmap(bare.step))
     for t, action in enumerate(script(LIMIT)):
         step = env.step(action)
         state = step_bare(state, action.numpy())
-        torch.testing.assert_close(step.next_obs.actor, torch.from_dlpack(state.obs))
-        torch.testing.assert_close(step.reward, torch.from_dlpack(state.reward))
+        torch.testing.assert_close(step.next_obs.actor, torch.utils.dlpack.from_dlpack(state.obs))
+        torch.testing.assert_close(step.reward, torch.utils.dlpack.from_dlpack(state.reward))
         assert step.truncated.tolist() == [t == LIMIT - 1] * N
         assert not step.terminated.any()
         same = (step.obs.actor == step.next_obs.actor).all(1)
         assert same.tolist() == [t != LIMIT - 1] * N
     assert set(step.info) == {f"env/{name}" for name in state.metrics}
     for name, value in state.metrics.items():
-        torch.testing.assert_close(step.info[f"env/{name}"], torch.from_dlpack(value))
+        torch.testing.assert_close(step.info[f"env/{name}"], torch.utils.dlpack.from_dlpack(value))
 
 
 def test_episodes_begin_with_states_of_the_pool_and_random_streams_of_their_own(
@@ -95,7 +95,7 @@ def test_episodes_begin_with_states_of_the_pool_and_random_streams_of_their_own(
     seen = {tuple(row.tolist()) for row in torch.cat(starts)}
     assert env._world is not None
     place = [env._program.layout.names[i] for i in env._program.layout.drawn].index("obs")
-    pool = {tuple(row.tolist()) for row in torch.from_dlpack(env._world.pool[place])}
+    pool = {tuple(row.tolist()) for row in torch.utils.dlpack.from_dlpack(env._world.pool[place])}
     assert len(pool) == POOL
     assert seen <= pool
     assert len(seen) > POOL // 2
@@ -176,7 +176,7 @@ def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
     loaded: Any = SimpleNamespace(config=config, env=SimpleNamespace(_config=config))
     program: Any = SimpleNamespace(task=loaded, terms=playground_task.scales(loaded))
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def read(settings: Any) -> Any:
         with _Settings(loaded, program.terms, settings):
             now = loaded.env._config
@@ -233,7 +233,7 @@ def test_overrides_reach_the_task() -> None:
         ({"overrides": ("sim_dd=1",)}, "'sim_dd' does not fit CartpoleBalance"),
         ({"overrides": ("sim_dt",)}, "write name=value"),
         ({"overrides": ("impl=jax",)}, "texts in quotes"),
-        ({"impl": "warp", "overrides": ("warp.grap=1",)}, "'warp.grap' does not fit"),
+        ({"impl": "warp", "overrides": ("warp.graphs=1",)}, "'warp.graphs' does not fit"),
         ({"randomize_domain": True}, "has no domain randomisation"),
         ({"menagerie": "/nowhere/at/all"}, "/nowhere/at/all does not exist"),
     ],
@@ -272,7 +272,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_recipes_are_made_without_jax() -> None:
     code = (
-        "import sys; from fleetfoot import folders, recipes; folders.load_own_parts();"
+        "import sys; from fleetfoot import recipes; from fleetfoot.run.folder import load_own_parts;"
+        "load_own_parts();"
         "made = [recipes.get(name) for name in recipes.names()]; sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

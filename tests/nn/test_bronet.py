@@ -17,7 +17,8 @@ Array = NDArray[np.float64]
 
 def norm(x: Array, gain: Array, bias: Array) -> Array:
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(var + 1e-6) * gain + bias
+    normed: Array = (x - mean) / np.sqrt(var + 1e-6) * gain + bias
+    return normed
 
 
 @pytest.mark.parametrize("ensemble_size", [None, 2])
@@ -26,7 +27,7 @@ def test_the_forward_pass_by_hand(ensemble_size: int | None) -> None:
     net = BroNetConfig(width=16, blocks=2).build(3, 5, ensemble_size).double()
     with torch.no_grad():
         for p in net.parameters():
-            p += 0.1 * torch.randn_like(p)
+            p.add_(0.1 * torch.randn_like(p))
     x = torch.randn(7, 3).double()
     for member in range(ensemble_size or 1):
         w = {

@@ -76,7 +76,8 @@ def test_the_gradient_of_a_spectral_layer_is_that_of_its_definition() -> None:
         layer.iterate_()
 
     def by_definition(weight: Tensor) -> Tensor:
-        return (weight / torch.linalg.svdvals(weight)[0]).sin().sum()
+        singular: Tensor = torch.linalg.svdvals(weight)
+        return (weight / singular[0]).sin().sum()
 
     (exact,) = torch.autograd.grad(by_definition(layer.weight), layer.weight)
     (found,) = torch.autograd.grad(layer.normalized().sin().sum(), layer.weight)
@@ -90,11 +91,12 @@ def test_several_networks_with_spectral_norm_can_be_computed_as_one() -> None:
             for parameter in net.parameters():
                 parameter.add_(0.1 * (i + 1))
         net.constrain_()
-    weights, buffers = torch.func.stack_module_state(nets)  # type: ignore[arg-type]
+    weights, buffers = torch.func.stack_module_state(nets)
     x = torch.randn(3, 6, 5)
 
     def one(w: dict[str, Tensor], b: dict[str, Tensor], rows: Tensor) -> Tensor:
-        return torch.func.functional_call(nets[0], (w, b), (rows,)).square().mean()
+        out: Tensor = torch.func.functional_call(nets[0], (w, b), (rows,))
+        return out.square().mean()
 
     together = torch.func.vmap(torch.func.grad(one))(weights, buffers, x)
     for i, net in enumerate(nets):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -175,7 +177,7 @@ def test_cross_entropy_and_its_gradient(
     (found,) = torch.autograd.grad(loss, logits, by)
     wide, t = logits.detach().double(), target.double()
     probs = wide.softmax(-1)
-    near = {"rtol": 1e-5, "atol": 1e-5}
+    near: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(loss.detach().double(), -(t * wide.log_softmax(-1)).sum(-1), **near)
     torch.testing.assert_close(q.double(), (probs * z.double()).sum(-1), **near)
     wanted = by.double().unsqueeze(-1) * (probs * t.sum(-1, keepdim=True) - t)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from agents.made_up import CPU, make_batch, make_spec
 from fleetfoot.agents.brc import BRCConfig
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
@@ -24,6 +23,7 @@ from fleetfoot.nn.simba import Dense, SimbaV2Config
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.ops.polyak import polyak_, target_copy
+from support.made_up import CPU, make_batch, make_spec
 
 SPECTRAL = MLPConfig(hidden=(16, 16), spectral_norm=True)
 
@@ -50,6 +50,16 @@ def test_a_target_takes_over_a_share_and_has_the_same_statistics() -> None:
     polyak_(target, network, 0.25)
     torch.testing.assert_close(target.layer.weight, before + 0.25)
     assert (target.constrained, network.constrained) == (1, 0)
+
+
+def test_a_plain_torch_module_needs_neither_statistics_nor_constraints() -> None:
+    network = nn.Linear(3, 2)
+    target = target_copy(network)
+    before = target.weight.clone()
+    with torch.no_grad():
+        network.weight.add_(1.0)
+    polyak_(target, network, 0.25)
+    torch.testing.assert_close(target.weight, before + 0.25)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_a_target_stays_on_the_sphere() -> None:
     agent = cfg.build(make_spec(), gamma=0.9, total_updates=10, seed=0, device=CPU)
     with torch.no_grad():
         for weight in agent.critic.parameters():
-            weight += torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     agent.update(make_batch())
     for layer in agent.critic_target.modules():
         if isinstance(layer, Dense):

@@ -3,71 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfoot.data import Discrete, EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
 from oracles.replay import OracleReplay
-from replay.test_replay import CPU, compare, everything, make_spec
-
-
-def frame_spec(columns: int, stack: int = 4, **changes: Any) -> EnvSpec:
-    return make_spec(
-        columns,
-        obs_shape=(stack, 2, 3),
-        obs_dtype=torch.uint8,
-        action=Discrete(4),
-        frame_stack=stack,
-        **changes,
-    )
-
-
-class Film:
-    """Transitions as a game shows them: stacks that move on by one frame, blank before an episode's first."""
-
-    def __init__(self, spec: EnvSpec, seed: int, end_share: float, shades: int = 256):
-        self.spec, self.end_share, self.shades = spec, end_share, shades
-        self.random = torch.Generator().manual_seed(seed)
-        self.stack = self.first()
-
-    def frame(self) -> torch.Tensor:
-        shape = (self.spec.num_envs, *self.spec.obs_shape[1:])
-        return torch.randint(self.shades, shape, generator=self.random, dtype=torch.uint8)
-
-    def first(self) -> torch.Tensor:
-        stack = torch.zeros(self.spec.num_envs, *self.spec.obs_shape, dtype=torch.uint8)
-        stack[:, -1] = self.frame()
-        return stack
-
-    def obs(self, stack: torch.Tensor) -> Obs:
-        if self.spec.critic_shape is None:
-            return Obs(stack, stack)
-        # What only the critic sees: a number made of the newest frame.
-        return Obs(stack, stack[:, -1].float().mean((1, 2)).unsqueeze(1))
-
-    def step(self) -> Transition:
-        n = self.spec.num_envs
-        ended = torch.rand(n, generator=self.random) < self.end_share
-        by_clock = torch.rand(n, generator=self.random) < 0.5
-        following = torch.cat([self.stack[:, 1:], self.frame().unsqueeze(1)], 1)
-        done = Transition(
-            obs=self.obs(self.stack),
-            action=torch.randint(4, (n,), generator=self.random),
-            reward=torch.randn(n, generator=self.random),
-            terminated=ended & ~by_clock,
-            truncated=ended & by_clock,
-            next_obs=self.obs(following),
-            info={},
-        )
-        self.stack = torch.where(ended.view(-1, 1, 1, 1), self.first(), following)
-        return done
+from support.streams import CPU, Film, compare, everything, frame_spec, make_spec
 
 
 def compare_actor(replay: Replay, oracle: OracleReplay) -> None:

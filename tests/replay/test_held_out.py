@@ -15,7 +15,7 @@ from fleetfoot.data import Transition
 from fleetfoot.errors import UserError
 from fleetfoot.replay.held_out import HeldOutUniform, HeldOutUniformConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
-from replay.test_replay import CPU, Stream, make_spec
+from support.streams import CPU, Stream, make_spec
 
 By = Literal["episode", "transition"]
 

@@ -17,8 +17,8 @@ from fleetfoot.replay.evict import FifoConfig, Inverse, InverseConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.samplers import Proportional, ProportionalConfig, UniformConfig
 from oracles.replay import OracleReplay
-from reaching import train_until
-from replay.test_replay import CPU, Stream, make_spec
+from support.streams import CPU, Stream, make_spec
+from support.train_until import train_until
 
 HARD = FifoConfig(slack=0.0)
 
@@ -72,7 +72,8 @@ def test_weights_of_three_rows_by_hand() -> None:
 def test_the_largest_weight_is_that_of_the_batch_or_of_the_buffer() -> None:
     """With priorities 1, 4, 4, ... the rare row 0 is in few batches, but counts in all under "buffer"."""
     td_error = torch.tensor([1.0, *[4.0] * 99])
-    for largest, expected in (("batch", 1.0), ("buffer", 0.5)):
+    cases: tuple[tuple[Any, float], ...] = (("batch", 1.0), ("buffer", 0.5))
+    for largest, expected in cases:
         sampler = ProportionalConfig(
             alpha=0.5, beta=1.0, stratified=False, largest_weight=largest, eviction=HARD
         )
@@ -169,7 +170,7 @@ def test_priorities_equal_those_of_a_dictionary_by_name(
     got = leaves(replay).flatten()
     wanted = torch.tensor([known[first + i] for i in range(len(known))], dtype=torch.float64)
     torch.testing.assert_close(got, wanted + 1e-6, rtol=1e-12, atol=0)
-    everywhere = sampler.tree.get(torch.arange(sampler.nowhere + 1))
+    everywhere = sampler.tree.get(torch.arange(int(sampler.nowhere) + 1))
     assert int((everywhere > 0).sum()) == len(known), "only rows that can be read may be drawn"
 
 
@@ -345,7 +346,7 @@ def test_prioritised_fast_td3_solves_the_pendulum(tmp_path: Any) -> None:
     assert train_until(recipe, tmp_path / "run", -250).best_return >= -250
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("largest", ["batch", "buffer"])
 def test_on_a_gpu_neither_draws_nor_updates_wait_for_it(largest: Any) -> None:
     device = torch.device("cuda")

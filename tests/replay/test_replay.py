@@ -7,107 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Transition
+from fleetfoot.data import Continuous, Discrete, Obs, Transition
 from fleetfoot.errors import UserError
-from fleetfoot.replay.replay import GIB, Replay, ReplayConfig
-from fleetfoot.replay.ring import Ring
-from fleetfoot.replay.samplers import Drawn
+from fleetfoot.replay.replay import GIB, ReplayConfig
 from oracles.replay import OracleReplay
-
-CPU = torch.device("cpu")
-
-
-def make_spec(num_envs: int = 3, **changes: Any) -> EnvSpec:
-    fields: dict[str, Any] = {
-        "name": "made-up",
-        "num_envs": num_envs,
-        "obs_shape": (4,),
-        "action": Continuous(2),
-        "device": CPU,
-    }
-    return EnvSpec(**(fields | changes))
-
-
-class Stream:
-    """Random transitions that follow from one another, as an environment would make them."""
-
-    def __init__(self, spec: EnvSpec, seed: int, end_share: float):
-        self.spec, self.end_share = spec, end_share
-        self.random = torch.Generator().manual_seed(seed)
-        self.obs = self.draw_obs()
-
-    def draw_obs(self) -> Obs:
-        n = self.spec.num_envs
-        actor = torch.randn(n, *self.spec.obs_shape, generator=self.random)
-        if self.spec.obs_dtype == torch.uint8:
-            actor = (actor * 50 + 128).clamp(0, 255).to(torch.uint8)
-        if self.spec.critic_shape is None:
-            return Obs(actor, actor)
-        rest = self.spec.critic_shape[0] - self.spec.critic_prefix
-        private = torch.randn(n, rest, generator=self.random)
-        if self.spec.critic_prefix == 0:
-            return Obs(actor, private)
-        return Obs(actor, torch.cat([actor[:, : self.spec.critic_prefix], private], 1))
-
-    def step(self) -> Transition:
-        n = self.spec.num_envs
-        if isinstance(self.spec.action, Discrete):
-            action = torch.randint(self.spec.action.count, (n,), generator=self.random)
-        else:
-            action = torch.rand(n, self.spec.action.size, generator=self.random) * 2 - 1
-        ended = torch.rand(n, generator=self.random) < self.end_share
-        by_clock = torch.rand(n, generator=self.random) < 0.5
-        following = self.draw_obs()
-        fresh = self.draw_obs()
-        done = Transition(
-            obs=self.obs,
-            action=action,
-            reward=torch.randn(n, generator=self.random),
-            terminated=ended & ~by_clock,
-            truncated=ended & by_clock,
-            next_obs=following,
-            info={},
-        )
-        pick = ended.view(-1, *([1] * (following.actor.dim() - 1)))
-        actor = torch.where(pick, fresh.actor, following.actor)
-        same = following.critic is following.actor
-        critic = actor if same else torch.where(ended.unsqueeze(1), fresh.critic, following.critic)
-        self.obs = Obs(actor, critic)
-        return done
-
-
-class Every:
-    """A sampler that returns every row, oldest first."""
-
-    def __init__(self, columns: int):
-        self.columns = columns
-
-    def draw(self, rows: int, ring: Ring) -> Drawn:
-        age, column = torch.meshgrid(
-            torch.arange(ring.size), torch.arange(self.columns), indexing="ij"
-        )
-        return Drawn(age.flatten(), column.flatten(), torch.ones(ring.size * self.columns))
-
-
-def everything(replay: Replay) -> Any:
-    replay.sampler = Every(replay.ring.columns)  # type: ignore[assignment]
-    return replay.sample(0)
-
-
-def compare(replay: Replay, oracle: OracleReplay, exact: bool = True) -> None:
-    batch = everything(replay)
-    tolerance: dict[str, Any] = {} if exact else {"rtol": 1e-2, "atol": 1e-2, "check_dtype": False}
-    row = 0
-    for age in range(replay.ring.size):
-        for column in range(replay.ring.columns):
-            first, reward, discount, following = oracle.window(age, column)
-            torch.testing.assert_close(batch.obs.critic[row], first.obs, **tolerance)
-            torch.testing.assert_close(batch.action[row], first.action, **tolerance)
-            assert float(batch.reward[row]) == pytest.approx(reward, abs=1e-5)
-            assert float(batch.discount[row]) == pytest.approx(discount, abs=1e-6)
-            if batch.weight[row] > 0 and discount > 0:
-                torch.testing.assert_close(batch.next_obs.critic[row], following, **tolerance)
-            row += 1
+from support.streams import CPU, Stream, compare, everything, make_spec
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,6 +77,51 @@ def test_time_limits_can_count_as_ends() -> None:
     for _ in range(6):
         replay.append(stream.step())
     assert bool((everything(replay).discount == 0).all())
+
+
+@pytest.mark.parametrize("lines_at_once", [1, 8])
+@pytest.mark.parametrize("stack", [1, 3])
+def test_terminations_take_no_room_from_truncations(lines_at_once: int, stack: int) -> None:
+    """Many falls, and a time limit: with the default room every truncated row still has its last observation."""
+    shape: dict[str, Any] = {"obs_shape": (3, 2), "frame_stack": 3} if stack == 3 else {}
+    spec = make_spec(4, episode_length=25, **shape)
+    replay = ReplayConfig(capacity=4 * 400).build(spec, gamma=0.9, seed=0, device=CPU)
+    random = torch.Generator().manual_seed(0)
+    episode_steps = torch.zeros(4, dtype=torch.int64)
+    obs = torch.zeros(4, *spec.obs_shape)
+    steps: list[Transition] = []
+    for _ in range(400):
+        episode_steps += 1
+        newest = torch.randn(4, *spec.obs_shape[stack > 1 :], generator=random)
+        next_obs = newest if stack == 1 else torch.cat([obs[:, 1:], newest.unsqueeze(1)], 1)
+        terminated = torch.rand(4, generator=random) < 0.06
+        truncated = (episode_steps == 25) & ~terminated
+        ended = terminated | truncated
+        steps.append(
+            Transition(
+                Obs(obs, obs),
+                torch.zeros(4, 2),
+                torch.zeros(4),
+                terminated,
+                truncated,
+                Obs(next_obs, next_obs),
+                {},
+            )
+        )
+        episode_steps[ended] = 0
+        obs = next_obs.clone()
+        obs[ended] = 0
+    for first in range(0, 400, lines_at_once):
+        replay.append_lines(steps[first : first + lines_at_once])
+    batch = everything(replay)
+    truncated = torch.cat([step.truncated for step in steps])
+    terminated = torch.cat([step.terminated for step in steps])
+    assert int(truncated.sum()) > 5
+    assert int(terminated.sum()) > replay.ring.finals
+    assert bool((batch.weight == 1).all())
+    following = torch.cat([step.next_obs.actor for step in steps])
+    assert torch.equal(batch.next_obs.actor[~terminated], following[~terminated])
+    assert bool((batch.discount[terminated] == 0).all())
 
 
 def test_truncations_whose_last_observation_is_gone_do_not_teach() -> None:
@@ -275,6 +224,7 @@ def test_saved_and_restored() -> None:
     first, second = one.sample(64), two.sample(64)
     for a, b in zip(first, second, strict=True):
         if isinstance(a, torch.Tensor):
+            assert isinstance(b, torch.Tensor)
             assert torch.equal(a, b)
     assert torch.equal(first.next_obs.actor, second.next_obs.actor)
 

@@ -14,10 +14,9 @@ from fleetfoot.data import Batch
 from fleetfoot.replay.evict import FifoConfig, InverseConfig
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring
-from fleetfoot.replay.samplers import Drawn, ProportionalConfig
+from fleetfoot.replay.samplers import Drawn, ProportionalConfig, UniformConfig
 from fleetfoot.replay.shared_ring import SharedRing
-from replay.test_frames import Film, frame_spec
-from replay.test_replay import Stream, make_spec
+from support.streams import Film, Stream, frame_spec, make_spec
 
 CPU = torch.device("cpu")
 
@@ -116,7 +115,7 @@ def filled(
 def test_rows_are_drawn_as_often_as_they_should(prioritised: bool) -> None:
     """Also where one writer has written much more than another."""
     sampler = ProportionalConfig(alpha=0.6, beta=0.0)
-    cfg = ReplayConfig(capacity=400, **({"sampler": sampler} if prioritised else {}))
+    cfg = ReplayConfig(capacity=400, sampler=sampler if prioritised else UniformConfig())
     replay, errors = filled(cfg, [30, 3, 11])
     assert replay.size == (30 + 3 + 11) * 2
     draws = 200_000

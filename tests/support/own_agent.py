@@ -88,7 +88,7 @@ class OwnTD3:
             self._step(self.policy_optim, loss)
             metrics["policy/loss"] = loss.detach()
         with torch.no_grad():
-            sources = [*self.policy.parameters(), *self.critic.parameters()]
+            sources: list[Tensor] = [*self.policy.parameters(), *self.critic.parameters()]
             torch._foreach_lerp_(list(self.targets.parameters()), sources, self.cfg.tau)
         return UpdateResult(metrics, td_error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot import recipes
 from fleetfoot.data import Obs, Transition
@@ -26,13 +27,21 @@ from fleetfoot.explore import (
 from fleetfoot.nn.normalize import RunningNorm
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay, ReplayConfig
-from fleetfoot.topologies.apex.actor import Actor, ActorFailed
+from fleetfoot.topologies.apex.actor import Actor
 from fleetfoot.topologies.apex.fleet import ActorFleet
-from fleetfoot.topologies.apex.priorities import LocalBuffer
-from fleetfoot.topologies.ray.cluster import RayConfig, Restarts, pack_recipe, to_arrays, to_tensors
-from fleetfoot.topologies.ray.transport import Block, pack_lines, unpack_lines
-from replay.test_frames import Film, frame_spec
-from replay.test_replay import Stream, make_spec
+from fleetfoot.topologies.apex.loop import ActorLearnerConfig
+from fleetfoot.topologies.apex.priorities import LocalBuffer, Recorder
+from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray.cluster import RayConfig
+from fleetfoot.topologies.ray.transport import (
+    pack_lines,
+    pack_recipe,
+    to_arrays,
+    to_tensors,
+    unpack_lines,
+)
+from fleetfoot.topologies.ray.workers import ActorFailed, Restarts
+from support.streams import Film, Stream, frame_spec, make_spec
 
 CPU = torch.device("cpu")
 
@@ -69,7 +78,7 @@ def test_frames_travel_once() -> None:
     packed = pack_lines([film.step() for _ in range(50)], spec)
     frame = 2 * 3
     sent = sum(
-        a.nbytes for a in (packed["first"]["actor"], packed["newest"], packed["begun"]["actor"])
+        a.nbytes for a in (packed["first"]["actor"], packed["newest"], packed["starts"]["actor"])
     )
     assert sent == 2 * (4 + 50) * frame
 
@@ -83,12 +92,16 @@ class Zero:
         return torch.zeros(1, 1), obs.actor[:, 0]  # a value that the observation itself tells
 
 
+class ActorView(nn.Module):
+    def forward(self, obs: Obs) -> Tensor:
+        return obs.actor
+
+
 def test_the_windows_of_a_hand_made_episode() -> None:
     """Rewards 1 to 7, then the end; n = 3, gamma = 0.9. Values are 100 beside a window that is cut by nothing."""
-    buffer = LocalBuffer(
-        Zero(), lambda obs: obs.actor, n_step=3, gamma=0.9, bootstrap_truncated=True
-    )
-    found = []
+    acting = Recorder(ActorView())
+    buffer = LocalBuffer(Zero(), acting, ReplayConfig(n_step=3), gamma=0.9)
+    errors = []
     for t in range(12):
         obs = Obs(torch.full((1, 1), 100.0), torch.zeros(1, 1))
         step = Transition(
@@ -100,23 +113,42 @@ def test_the_windows_of_a_hand_made_episode() -> None:
             next_obs=obs,
             info={},
         )
-        ready = buffer.add(step, torch.zeros(1, 2))
+        ready = buffer.add(step)
         assert (ready is not None) == (t >= 3)
         if ready is not None:
-            assert float(ready.step.reward) == t - 2  # three steps late, in order
-            found.append(float(ready.td_error))
+            oldest, td_error = ready
+            assert float(oldest.reward) == t - 2  # three steps late, in order
+            errors.append(float(td_error))
     whole = [t + 0.9 * (t + 1) + 0.81 * (t + 2) + 0.729 * 100 for t in (1, 2, 3, 4)]
-    assert found[:7] == pytest.approx([*whole, 5 + 0.9 * 6 + 0.81 * 7, 6 + 0.9 * 7, 7.0], rel=1e-6)
+    assert errors[:7] == pytest.approx([*whole, 5 + 0.9 * 6 + 0.81 * 7, 6 + 0.9 * 7, 7.0], rel=1e-6)
 
 
 def few(name: str, **changes: Any) -> Recipe:
-    return replace(recipes.get(name), num_envs=4, device="cpu", threads=1, **changes)
+    """Of one actor with four environments, unless `changes` say otherwise."""
+    recipe = replace(recipes.get(name), num_envs=4, device="cpu", threads=1, **changes)
+    return in_topology(recipe, actors=1)
+
+
+def in_topology(recipe: Recipe, **changes: Any) -> Recipe:
+    assert isinstance(recipe.topology, ActorLearnerConfig)
+    return replace(recipe, topology=replace(recipe.topology, **changes))
+
+
+def started(recipe: Recipe, number: int = 0, incarnation: int = 0, **start: int) -> Actor:
+    actor = Actor(pack_recipe(recipe), number, incarnation)
+    actor.start(**start)
+    return actor
+
+
+def quick(**changes: Any) -> Recipe:
+    """Without first priorities, so that the first vec step leaves the actor at once."""
+    return in_topology(few("apex_dqn/cartpole", **changes), initial_priorities=False)
 
 
 def collected(recipe: Recipe, lines: int) -> tuple[Any, Replay, int]:
     """An agent, a replay with what an actor with its weights has collected, and the environments' number."""
-    actor = Actor(pack_recipe(recipe), 0, 1, 0)
-    spec = actor.start(threads=1, priorities=True)
+    actor = started(recipe)
+    spec = actor.spec
     seed = recipe.seeds().agent + 1  # not the actor's own: its weights must be those it is given
     agent: Any = recipe.agent.build(
         spec, gamma=recipe.gamma, total_updates=1, seed=seed, device=CPU
@@ -184,9 +216,8 @@ def test_acting_in_bfloat16_leaves_statistics_and_environments_alone(name: str) 
     """Observations about 1002, which bfloat16 takes for 1000 or 1004, with a spread of 1."""
     recipe = few(name)
     recipe = replace(recipe, agent=replace(recipe.agent, normalize_obs=True))  # type: ignore[type-var]
-    exact, rough = (Actor(pack_recipe(recipe), 0, 1, 0) for _ in range(2))
-    spec = exact.start(threads=1, priorities=True)
-    rough.start(threads=1, priorities=True, bf16=True)
+    exact, rough = started(recipe), started(in_topology(recipe, acting="bf16"))
+    spec = exact.spec
     agent: Any = recipe.agent.build(spec, gamma=0.99, total_updates=1, seed=5, device=CPU)
     seen = 1002 + torch.randn(4_096, *spec.obs_shape, generator=torch.Generator().manual_seed(0))
     for module in agent.behaviour.modules():
@@ -200,83 +231,100 @@ def test_acting_in_bfloat16_leaves_statistics_and_environments_alone(name: str) 
         assert block.lines["reward"].dtype == np.float32
     obs = Obs(seen[:64], seen[:64])
     with torch.no_grad():
-        said = [actor.behaviour(obs) for actor in (exact, rough)]
-    assert said[1].dtype == torch.float32
-    torch.testing.assert_close(said[1], said[0], rtol=0.05, atol=0.02)
-    assert not torch.equal(said[1], said[0]), "it is in bfloat16"
+        outputs = [actor.behaviour(obs) for actor in (exact, rough)]
+    assert outputs[1].dtype == torch.float32
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.05, atol=0.02)
+    assert not torch.equal(outputs[1], outputs[0]), "it is in bfloat16"
 
 
 def test_a_successor_goes_on_with_the_schedule_of_exploration() -> None:
     anneal = EpsilonAnnealConfig(over_vec_steps=100, random_vec_steps=10)
-    recipe = few("apex_dqn/cartpole", explorer=anneal)
-    actor = Actor(pack_recipe(recipe), 0, 1, 1)
-    actor.start(threads=1, priorities=False, past=60)
-    explorer: Any = actor.explorer
+    recipe = quick(explorer=anneal)
+    explorer: Any = started(recipe, incarnation=1, vec_steps_before=60).explorer
     assert explorer.epsilon() == pytest.approx(1.0 - 0.9 * 50 / 100)
     assert explorer.random.random_left == 0
-    young = Actor(pack_recipe(recipe), 0, 1, 1)
-    young.start(threads=1, priorities=False, past=4)
-    explorer = young.explorer
+    explorer = started(recipe, incarnation=1, vec_steps_before=4).explorer
     assert (explorer.random.random_left, explorer.epsilon()) == (6, 1.0)
 
 
-def test_the_fleet_tells_successors_what_was_taken() -> None:
-    """One actor, whose first life gives two blocks of five lines and then fails."""
-    told: list[int] = []
+def test_a_replacement_is_told_how_far_its_predecessor_came() -> None:
+    """The first incarnation of one actor sends two blocks and then fails."""
+
+    class Ref:
+        def __init__(self, value: Any = None):
+            self.value = value
 
     class FakeRay:
-        blocks = 0
+        def __init__(self) -> None:
+            self.launched: list[tuple[int, int]] = []  # incarnation and vec steps before
 
         def kill(self, _: Any) -> None: ...
+
+        def put(self, value: Any) -> Ref:
+            return Ref(value)
 
         def wait(self, refs: list[Any], **_: Any) -> Any:
             return refs, []
 
-        def get(self, ref: Any) -> Any:
-            self.blocks += 1
-            if self.blocks > 2:
-                raise ZeroDivisionError
-            return Block(0, 7, self.blocks - 1, 1, 0.0, {}, None)
+        def get(self, ref: Ref) -> Any:
+            if isinstance(ref.value, Exception):
+                raise ref.value
+            return ref.value
 
+        def remote(self, _: type) -> Any:
+            return self
+
+        def options(self, **_: Any) -> Any:
+            return SimpleNamespace(remote=self.make)
+
+        def make(self, packed: Any, number: int, incarnation: int) -> Any:
+            answers: list[Any] = [Block(0, incarnation, i, 1, 0.0, {}, None) for i in range(2)]
+            answers.append(ZeroDivisionError())
+            refs = iter([Ref(answer) for answer in answers] + [Ref()] * 9)
+
+            def start(vec_steps_before: int) -> Ref:
+                self.launched.append((incarnation, vec_steps_before))
+                return Ref(few("apex_dqn/cartpole"))
+
+            collect = SimpleNamespace(remote=lambda *_: next(refs))
+            return SimpleNamespace(start=SimpleNamespace(remote=start), collect=collect)
+
+    fake = FakeRay()
     fleet = ActorFleet(
-        FakeRay(),
-        RayConfig(),
+        fake,
         pack_recipe(few("apex_dqn/cartpole")),
-        actors=1,
-        lines=5,
-        ahead=1,
-        priorities=False,
-        bf16=False,
-        incarnations=[7],
-        past=[100],
-        restarts=Restarts(10),
+        ActorLearnerConfig(actors=1, block_vec_steps=5),
+        Restarts(10, list[str]().append),
+        {"incarnations": [6], "lines": [100]},
     )
-
-    def launch(actor: int) -> tuple[Any, Any]:
-        told.append(fleet.past[actor])
-        return None, None
-
-    fleet.workers.make = launch
-    for _ in range(3):
-        fleet.open[0].append("request")
+    fleet.workers.launch_all()
+    fleet.request_blocks()
+    sequences = []
+    for block in fleet.blocks(0.0):
+        sequences.append(block.sequence)
+        fleet.received[0] += fleet.lines
+    assert sequences == [0, 1]
+    assert fleet.next_block(0.0) is None, "it has failed"
+    assert fake.launched == [(7, 100), (8, 110)]
+    fleet.request_blocks()
+    first = fleet.next_block(0.0)
+    assert first is not None
+    assert (first.incarnation, first.sequence) == (8, 0)
+    assert fleet.state_dict() == {"incarnations": [8], "lines": [110]}
+    fleet.next_sequence[0] = 5
+    with pytest.raises(RuntimeError, match="actor 0 sent block 1 out of order"):
         fleet.next_block(0.0)
-    assert told == [110]
 
 
 def test_seeds_differ_between_actors_and_incarnations_and_begin_as_synchronous() -> None:
-    packed = pack_recipe(few("apex_dqn/cartpole"))
-    seeds = []
-    for number, incarnation in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        actor = Actor(packed, number, 2, incarnation)
-        actor.start(threads=1, priorities=False)
-        seeds.append(actor.seeds)
+    recipe = in_topology(quick(), actors=2)
+    seeds = [started(recipe, *which).seeds for which in ((0, 0), (0, 1), (1, 0), (1, 1))]
     assert seeds[0] == few("apex_dqn/cartpole").seeds()
     assert len({s.env for s in seeds}) == len({s.explorer for s in seeds}) == 4
 
 
 def test_what_an_environment_raises_names_its_seed() -> None:
-    actor = Actor(pack_recipe(few("apex_dqn/cartpole")), 1, 2, 3)
-    actor.start(threads=1, priorities=False)
+    actor = started(in_topology(quick(), actors=2), number=1, incarnation=3)
 
     def crash() -> Any:
         raise ZeroDivisionError("the robot has left the world")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fleetfoot.data import Obs, Transition
-from fleetfoot.topologies.pql.exchange import Channel, copied
-from fleetfoot.topologies.pql.loop import SETTLED, SplitRun
+from fleetfoot.topologies.pql.exchange import Inbox, copied, copy_flat_, flat, parcel
+from fleetfoot.topologies.pql.threads import SETTLED, Threads
 
 
 class Event:
@@ -39,37 +39,36 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     return stream
 
 
-def test_what_was_taken_lives_until_the_device_is_done_with_it(stream: Stream) -> None:
+def test_what_was_opened_lives_until_the_device_is_done_with_it(stream: Stream) -> None:
     """A simulator's memory goes back to it with the last reference, and it does not wait for the reader's stream."""
-    channel: Channel[torch.Tensor] = Channel()
+    inbox: Inbox[torch.Tensor] = Inbox()
     alive = []
     for _ in range(3):
         item = torch.zeros(1)
         alive.append(weakref.ref(item))
-        channel._keep([item])
+        inbox._hold([item])
         del item
     gc.collect()
     assert all(there() is not None for there in alive)
     stream.events[0].passed = True  # the first item's
-    channel._keep([torch.zeros(1)])
+    inbox._hold([torch.zeros(1)])
     gc.collect()
     assert [there() is None for there in alive] == [True, False, False]
 
 
-def test_on_a_cpu_nothing_is_kept() -> None:
-    channel: Channel[torch.Tensor] = Channel()
-    channel.put(torch.zeros(1))
-    (item,) = channel.take(1)
+def test_on_a_cpu_nothing_is_held() -> None:
+    inbox: Inbox[torch.Tensor] = Inbox()
+    (item,) = inbox.open([parcel(torch.zeros(1))])
     there = weakref.ref(item)
     del item
     gc.collect()
     assert there() is None
-    assert channel.take(None) == []
+    assert inbox.open([]) == []
 
 
 def test_stages_take_turns_until_both_learners_have_compiled() -> None:
     """torch compiles for one thread with the modules of all of them patched."""
-    run = SimpleNamespace(eager=False, learned_rounds={"critic": 0, "policy": 0})
+    run = SimpleNamespace(eager=False, rounds_with_updates={"critic": 0, "policy": 0})
     run.device = torch.device("cpu")
     inside: list[int] = []
 
@@ -77,7 +76,7 @@ def test_stages_take_turns_until_both_learners_have_compiled() -> None:
         together = threading.Barrier(2, timeout=0.2)
 
         def work() -> None:
-            with SplitRun.one_at_a_time(run):  # type: ignore[arg-type]
+            with Threads._one_at_a_time(run):  # type: ignore[arg-type]
                 try:
                     together.wait()  # the other is inside too
                     inside.append(2)
@@ -93,11 +92,11 @@ def test_stages_take_turns_until_both_learners_have_compiled() -> None:
         return max(inside)
 
     assert most_at_once() == 1
-    run.learned_rounds["critic"] = SETTLED
+    run.rounds_with_updates["critic"] = SETTLED
     assert most_at_once() == 1
-    run.learned_rounds["policy"] = SETTLED
+    run.rounds_with_updates["policy"] = SETTLED
     assert most_at_once() == 2
-    run.learned_rounds["policy"], run.eager = 0, True
+    run.rounds_with_updates["policy"], run.eager = 0, True
     assert most_at_once() == 2
 
 
@@ -121,3 +120,17 @@ def test_a_copy_has_its_own_memory_and_shares_what_was_shared() -> None:
     assert float(own.obs.actor.sum()) == 0
     assert torch.equal(own.next_obs.actor, apart)
     assert own.next_obs.actor is not apart
+
+
+def test_weights_travel_flat() -> None:
+    mixed = [
+        torch.randn(2, 3),
+        torch.tensor(5, dtype=torch.float64),
+        torch.randn(4),
+        torch.ones(()),
+    ]
+    arrays = flat(mixed)
+    assert [len(array) for array in arrays] == [11, 1]
+    copies = [torch.zeros_like(tensor) for tensor in mixed]
+    copy_flat_(copies, arrays)
+    assert all(torch.equal(one, two) for one, two in zip(mixed, copies, strict=True))

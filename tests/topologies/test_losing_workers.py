@@ -23,8 +23,8 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from topologies.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
-from topologies.test_parameter_server import small as small_gorila
+from support.gorila import small as small_gorila
+from support.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("ray")
@@ -74,17 +74,17 @@ each_cartpole = pytest.mark.parametrize("name", ["small", pytest.param("cartpole
 each_apex = pytest.mark.parametrize(
     "name", ["small", pytest.param("cartpole", marks=slow), pytest.param("pendulum", marks=slow)]
 )
-said_of = "is lost (its process died); restart 1 of 10"
+LOST = "is lost (its process died); restart 1 of 10"
 
 
 @each_apex
 def test_a_killed_actor(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
     result = train_and_kill("Actor", recipe, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("is lost") == 1
-    assert "fleetfoot: actor " in said
-    assert said_of in said
+    printed = capfd.readouterr().err
+    assert printed.count("is lost") == 1
+    assert "fleetfoot: actor " in printed
+    assert LOST in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     incarnations = checkpoint.load(tmp_path / "run").state["incarnations"]
     assert sorted(incarnations) == [0] * (len(incarnations) - 1) + [1]
@@ -96,9 +96,9 @@ def test_a_killed_actor(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[
 def test_a_killed_learner(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
     result = train_and_kill("Learner", recipe, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("is lost") == 1
-    assert f"fleetfoot: the learner {said_of}" in said
+    printed = capfd.readouterr().err
+    assert printed.count("is lost") == 1
+    assert f"fleetfoot: the learner {LOST}" in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     steps = [line["vec_steps"] for line in lines(tmp_path / "run") if "critic/loss" in line]
     assert steps == sorted(set(steps)), "what the lost learner wrote after its checkpoint is gone"
@@ -111,9 +111,9 @@ def test_a_killed_learner(name: str, tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_a_killed_evaluator(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, least = apex(name)
     result = train_and_kill("RemoteEvaluator", recipe, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("is lost") == 1
-    assert f"fleetfoot: the evaluator {said_of}" in said
+    printed = capfd.readouterr().err
+    assert printed.count("is lost") == 1
+    assert f"fleetfoot: the evaluator {LOST}" in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     assert set(checkpoint.load(tmp_path / "run").state["incarnations"]) == {0}
     evaluated = [line["vec_steps"] for line in lines(tmp_path / "run") if "eval/return" in line]
@@ -139,8 +139,8 @@ class Killed:
         self.fleets: list[BundleFleet] = []
         begin = BundleFleet.start
 
-        def start(fleet: BundleFleet, state: Any) -> None:
-            begin(fleet, state)
+        def start(fleet: BundleFleet) -> None:
+            begin(fleet)
             self.fleets.append(fleet)
 
         monkeypatch.setattr(BundleFleet, "start", start)
@@ -172,9 +172,9 @@ def test_a_killed_bundle(
     assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
     assert "bundle 1 (environments of seed" in capsys.readouterr().err
     state = checkpoint.load(tmp_path / "run").state
-    assert state["lives"] == [0, 1]
-    books = state["server"][0]["books"]
-    arrived = sum(sum(books[kind].values()) for kind in ("accepted", "stale", "outlying"))
+    assert state["incarnations"] == [0, 1]
+    stats = state["server"][0]["gradient_stats"]
+    arrived = sum(sum(stats[kind].values()) for kind in ("accepted", "stale", "outlying"))
     # What was reported: two updates per vec step, less three warm-ups. The killed bundle's last shift was not.
     reported = 2 * (recipe.total_vec_steps - 3 * recipe.pace.warmup_vec_steps)
     assert reported <= arrived <= reported + 2 * 25
@@ -191,14 +191,14 @@ def test_a_killed_shard(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first decides for all and keeps the books; the server goes back to its checkpoint whichever is lost."""
+    """The first decides for all and counts the gradients; the server goes back to its checkpoint whichever is lost."""
     recipe, least = gorila(name)
     result = Killed(monkeypatch, ray).train("shard", shard, recipe, tmp_path / "run")
     assert result.counters.vec_steps == recipe.total_vec_steps
     assert assert_adds_up(tmp_path / "run")["fleet/restarts"] == 1
     assert f"shard {shard} of the server is lost" in capsys.readouterr().err
     state = checkpoint.load(tmp_path / "run").state
-    assert state["lives"] == [0, 0]
+    assert state["incarnations"] == [0, 0]
     assert state["generation"] == 2, "once back to a checkpoint, and once more when it is resumed"
     # What was learned since the last checkpoint is gone, and what was under way; no more.
     most = 2 * (recipe.total_vec_steps - 2 * recipe.pace.warmup_vec_steps)

@@ -25,7 +25,7 @@ from fleetfoot.run.build import build_parts, open_run
 from fleetfoot.topologies import overlap as overlap_module
 from fleetfoot.topologies.overlap import TURN_SECONDS, vec_steps
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.test_synchronous import (
+from support.runs import (
     agent_state,
     assert_same,
     interrupted_at,
@@ -208,11 +208,11 @@ def test_the_two_really_happen_at_the_same_time(tmp_path: Path) -> None:
 
         def step(action: torch.Tensor) -> Any:
             if parts.owed:
-                met.append(meeting.wait(timeout=20))
+                met.append(meeting.wait(timeout=120))
             return inner(action)
 
         def update_together(batch: Any) -> Any:
-            meeting.wait(timeout=20)
+            meeting.wait(timeout=120)
             return update(batch)
 
         parts.env.step = step  # type: ignore[method-assign]
@@ -226,7 +226,7 @@ def test_the_two_really_happen_at_the_same_time(tmp_path: Path) -> None:
     assert not simulating()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("execution", ["eager", "captured"])
 def test_on_a_gpu_same_seed_same_bits(
     execution: Any, tmp_path: Path, request: pytest.FixtureRequest

@@ -15,70 +15,39 @@ from torch import Tensor
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import train
-from fleetfoot.checkpoint import CheckpointConfig, pack, unpack
+from fleetfoot.checkpoint import pack, unpack
 from fleetfoot.errors import UserError
-from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import EpsilonAnnealConfig
-from fleetfoot.log import LogConfig
-from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.simba import SimbaV2Config
-from fleetfoot.nn.torso import MLPTorsoConfig
 from fleetfoot.optim import AdaGradConfig, AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.evict import FifoConfig
-from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig, UniformConfig
 from fleetfoot.topologies.gorila.bundle import (
     Bundle,
-    Outliers,
     build_agent,
-    flat,
-    make_rule,
-    shortened,
+    per_bundle,
+    server_config,
     total_updates,
 )
 from fleetfoot.topologies.gorila.loop import gradient_metrics
+from fleetfoot.topologies.gorila.replica import Outliers, flatten
 from fleetfoot.topologies.gorila.server import (
-    NOTHING,
+    NO_VERSION,
     GradientStats,
     Server,
     ServerConfig,
     ServerShard,
     ShardSlice,
     Version,
-    cut,
+    shard_slices,
 )
 from fleetfoot.topologies.synchronous import SynchronousConfig
+from support.gorila import small
 
 CPU = torch.device("cpu")
 FOR_EVER = 10**9
-
-
-def small(**changes: Any) -> Recipe:
-    """Seconds, but with episode ends, target copies, clipping and evaluations."""
-    base = recipes.get("gorila_dqn/cartpole")
-    agent: Any = base.agent
-    fields: dict[str, Any] = {
-        "agent": replace(
-            agent,
-            target_every=7,
-            torso=MLPTorsoConfig(hidden=(16,)),
-            head=MLPConfig(hidden=(16,)),
-            critic_optim=AdaGradConfig(lr=1e-2, max_grad_norm=0.5),
-        ),
-        "explorer": EpsilonAnnealConfig(end=0.1, over_vec_steps=50),
-        "replay": ReplayConfig(capacity=8 * 60, n_step=3),
-        "pace": PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=10),
-        "evaluation": EvaluationConfig(every_vec_steps=50, episodes=2),
-        "log": LogConfig(every_vec_steps=20, tensorboard=False, console=False),
-        "checkpoint": CheckpointConfig(every_vec_steps=60),
-        "num_envs": 8,
-        "batch_size": 16,
-        "total_vec_steps": 110,
-        "threads": 1,
-    }
-    return replace(base, **(fields | changes))
 
 
 def serve(
@@ -87,11 +56,11 @@ def serve(
     """A server in this process, as the starting process of a run would make it, and the agent it was made from."""
     env = recipe.env.build(recipe.num_envs, 0, CPU)
     agent = build_agent(recipe, env.spec, bundles, CPU)
-    rule = make_rule(agent, total_updates(recipe, bundles), max_age)
-    weights = flat(agent.step_critic.parameters)
-    cuts = cut([p.numel() for p in agent.step_critic.parameters], shards)
-    made = [ServerShard(weights[c.start : c.stop], c.pieces, rule) for c in cuts]
-    return Server(made, cuts), agent
+    cfg = server_config(agent, total_updates(recipe, bundles), max_age)
+    weights = flatten(agent.step_critic.parameters)
+    slices = shard_slices([p.numel() for p in agent.step_critic.parameters], shards)
+    made = [ServerShard(weights[s.start : s.stop], s.pieces, cfg) for s in slices]
+    return Server(made, slices), agent
 
 
 def whole(server: Server, name: str = "weights") -> Tensor:
@@ -102,7 +71,7 @@ class Delayed(Server):
     """Every gradient waits until so many others were sent after it: asynchrony that is the same every time."""
 
     def __init__(self, server: Server, updates: int):
-        super().__init__(server.shards, server.cuts)
+        super().__init__(server.shards, server.slices)
         self.updates = updates
         self.waiting: list[tuple[Tensor, Version, int]] = []
 
@@ -134,14 +103,14 @@ def test_one_bundle_equals_the_serial_loop_bit_for_bit(
     serial = checkpoint.load(tmp_path / "serial").state["agent"]
     server, _ = serve(recipe)
     Bundle(recipe, server, bundles=1, lockstep=True).work(recipe.total_vec_steps)
-    assert server.shards[0].version == 200
+    assert server.shards[0].updates == 200
     policy, target = serial["policy"].values(), serial["critic_target"].values()
-    assert torch.equal(whole(server), flat(list(policy)))
-    assert torch.equal(whole(server, "target"), flat(list(target)))
+    assert torch.equal(whole(server), flatten(list(policy)))
+    assert torch.equal(whole(server, "target"), flatten(list(target)))
     assert not torch.equal(whole(server), whole(server, "target"))
     mine = server.shards[0].step.state_dict()["optimizer"]
-    for key, kept in serial["step_critic"]["optimizer"].items():
-        for name, value in kept.items():
+    for key, saved in serial["step_critic"]["optimizer"].items():
+        for name, value in saved.items():
             assert torch.equal(value.flatten(), mine[key][name].flatten()), name
 
 
@@ -155,23 +124,21 @@ def stream(size: int, count: int = 40) -> list[Tensor]:
 def test_any_number_of_shards_gives_the_same_weights(shards: int) -> None:
     sizes = [13, 64, 1, 30, 7]
     weights = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
-    rule = ServerConfig(
-        AdaGradConfig(lr=0.03, lr_end=0.003), 40, target_every=6, tau=1.0, max_age=3
-    )
+    cfg = ServerConfig(AdaGradConfig(lr=0.03, lr_end=0.003), 40, target_every=6, tau=1.0, max_age=3)
     servers = []
     for count in (1, shards):
-        cuts = cut(sizes, count)
-        made = [ServerShard(weights[c.start : c.stop], c.pieces, rule) for c in cuts]
-        servers.append(Server(made, cuts))
+        slices = shard_slices(sizes, count)
+        made = [ServerShard(weights[s.start : s.stop], s.pieces, cfg) for s in slices]
+        servers.append(Server(made, slices))
     for i, gradient in enumerate(stream(sum(sizes))):
         known = Version(0, max(0, i - i % 5), 0)  # some are too old, for both
         assert len({server.push(gradient, known, 0) for server in servers}) == 1
     one, many = servers
-    assert one.books() == many.books()
-    assert one.books().total("stale") > 0
+    assert one.gradient_stats() == many.gradient_stats()
+    assert one.gradient_stats().total("stale") > 0
     assert torch.equal(whole(one), whole(many))
     assert torch.equal(whole(one, "target"), whole(many, "target"))
-    assert {shard.stamp() for shard in many.shards} == {one.shards[0].stamp()}
+    assert {shard.version() for shard in many.shards} == {one.shards[0].version()}
 
 
 @pytest.mark.parametrize("shards", [2, 7])
@@ -184,27 +151,27 @@ def test_a_whole_run_does_not_depend_on_the_number_of_shards(shards: int) -> Non
     assert torch.equal(*ends)
 
 
-def test_cuts_cover_everything_once_and_never_join_two_parameters() -> None:
+def test_shard_slices_cover_everything_once_and_never_join_two_parameters() -> None:
     sizes = [5, 1, 9, 2]
     for shards in range(1, 18):
-        cuts = cut(sizes, shards)
-        assert [c.start for c in cuts] == [0, *(c.stop for c in cuts[:-1])]
-        assert cuts[-1].stop == 17
-        assert all(sum(c.pieces) == c.stop - c.start > 0 and min(c.pieces) > 0 for c in cuts)
-        ends = {c.start + sum(c.pieces[:i]) for c in cuts for i in range(len(c.pieces))}
+        slices = shard_slices(sizes, shards)
+        assert [c.start for c in slices] == [0, *(c.stop for c in slices[:-1])]
+        assert slices[-1].stop == 17
+        assert all(sum(c.pieces) == c.stop - c.start > 0 and min(c.pieces) > 0 for c in slices)
+        ends = {c.start + sum(c.pieces[:i]) for c in slices for i in range(len(c.pieces))}
         assert {5, 6, 15} <= ends
-        assert max(c.stop - c.start for c in cuts) - min(c.stop - c.start for c in cuts) <= 1
+        assert max(c.stop - c.start for c in slices) - min(c.stop - c.start for c in slices) <= 1
     for wrong in (0, 18):
         with pytest.raises(UserError, match="shards"):
-            cut(sizes, wrong)
+            shard_slices(sizes, wrong)
 
 
 def test_adagrad_and_target_by_hand() -> None:
     """Three updates of two numbers, computed again with numpy."""
-    rule = ServerConfig(
+    cfg = ServerConfig(
         AdaGradConfig(lr=0.1, eps=1e-10), 10, target_every=2, tau=1.0, max_age=FOR_EVER
     )
-    shard = ServerShard(torch.tensor([1.0, -2.0]), [2], rule)
+    shard = ServerShard(torch.tensor([1.0, -2.0]), [2], cfg)
     weights, squares = np.array([1.0, -2.0]), np.zeros(2)
     wanted_target = weights.copy()
     for i, gradient in enumerate(([0.5, -1.0], [0.25, 2.0], [-1.0, 0.0]), start=1):
@@ -216,7 +183,7 @@ def test_adagrad_and_target_by_hand() -> None:
             wanted_target = weights.copy()
     np.testing.assert_allclose(shard.weights.numpy(), weights, rtol=1e-6)
     np.testing.assert_allclose(shard.target.numpy(), wanted_target, rtol=1e-6)
-    assert shard.stamp() == Version(0, 3, 1)
+    assert shard.version() == Version(0, 3, 1)
 
 
 def test_a_gradient_that_is_too_old_changes_nothing() -> None:
@@ -230,27 +197,29 @@ def test_a_gradient_that_is_too_old_changes_nothing() -> None:
         moved = whole(server).clone()
         assert not torch.equal(before, moved)
         # From now on all weights look so many updates old.
-        bundle.replica.known = [s._replace(version=s.version - delay) for s in bundle.replica.known]
+        bundle.replica.versions = [
+            s._replace(updates=s.updates - delay) for s in bundle.replica.versions
+        ]
         honest = late.pull
 
         def pull(known: Any, delay: int = delay, honest: Any = honest) -> Any:
-            true = [s._replace(version=s.version + delay) for s in known]
+            true = [s._replace(updates=s.updates + delay) for s in known]
             return [
-                p._replace(stamp=p.stamp._replace(version=p.stamp.version - delay))
+                p._replace(version=p.version._replace(updates=p.version.updates - delay))
                 for p in honest(true)
             ]
 
         late.pull = pull  # type: ignore[method-assign]
         bundle.work(10)
-        books = server.books()
+        stats = server.gradient_stats()
         if delay > max_age:
             assert torch.equal(whole(server), moved)
-            assert (books.total("accepted"), books.total("stale")) == (40, 20)
+            assert (stats.total("accepted"), stats.total("stale")) == (40, 20)
         else:
             assert not torch.equal(whole(server), moved)
-            assert (books.total("accepted"), books.total("stale")) == (60, 0)
-        assert books.lag_sum == 20 * delay
-        assert books.lags[{2: 2, 3: 3, 4: 3}[delay]] == 20  # bars end at 0, 1, 2, 4, ...
+            assert (stats.total("accepted"), stats.total("stale")) == (60, 0)
+        assert stats.lag_sum == 20 * delay
+        assert stats.lags[{2: 2, 3: 3, 4: 3}[delay]] == 20  # bars end at 0, 1, 2, 4, ...
 
 
 def test_delayed_gradients_are_as_old_as_they_were_made() -> None:
@@ -259,21 +228,21 @@ def test_delayed_gradients_are_as_old_as_they_were_made() -> None:
     for delay in (0, 1, 5):
         server, _ = serve(recipe, max_age=5)
         Bundle(recipe, Delayed(server, delay), bundles=1).work(60)
-        books = server.books()
-        assert books.total("stale") == 0
-        assert books.total("accepted") == 100 - delay
-        steady = sum(books.lags) - delay
-        assert books.lag_sum >= steady * delay
+        stats = server.gradient_stats()
+        assert stats.total("stale") == 0
+        assert stats.total("accepted") == 100 - delay
+        steady = sum(stats.lags) - delay
+        assert stats.lag_sum >= steady * delay
     server, _ = serve(recipe, max_age=2)
     Bundle(recipe, Delayed(server, 5), bundles=1).work(60)
-    assert server.books().total("stale") > 0
+    assert server.gradient_stats().total("stale") > 0
 
 
 def test_mean_and_deviation_of_losses_are_those_of_all_before() -> None:
     losses = np.random.default_rng(0).gamma(2.0, size=80)
     outliers = Outliers(None, memory=100)
     for loss in losses:
-        assert outliers.take(float(loss))
+        assert outliers.accepts(float(loss))
     assert outliers.mean == pytest.approx(losses.mean())
     assert math.sqrt(outliers.var) == pytest.approx(losses.std())
 
@@ -281,16 +250,16 @@ def test_mean_and_deviation_of_losses_are_those_of_all_before() -> None:
 def test_outliers_are_refused_and_still_move_the_bound() -> None:
     outliers = Outliers(3.0, memory=50)
     for i in range(200):
-        assert outliers.take(1.0 + 0.1 * (-1) ** i)
+        assert outliers.accepts(1.0 + 0.1 * (-1) ** i)
     far = outliers.mean + 10 * math.sqrt(outliers.var)
     before = outliers.mean
-    assert not outliers.take(far)
+    assert not outliers.accepts(far)
     assert outliers.mean > before
-    taken = [outliers.take(far) for _ in range(20)]
+    taken = [outliers.accepts(far) for _ in range(20)]
     assert not taken[0] or taken[-1], "losses that stay large become usual"
     assert taken[-1]
-    assert not outliers.take(float("nan"))
-    assert not outliers.take(float("inf"))
+    assert not outliers.accepts(float("nan"))
+    assert not outliers.accepts(float("inf"))
     assert math.isfinite(outliers.mean)
     again = Outliers(3.0, memory=50)
     again.load_state_dict(outliers.state_dict())
@@ -304,8 +273,8 @@ def test_an_outlying_gradient_never_reaches_the_server() -> None:
     server, _ = serve(recipe)
     bundle = Bundle(recipe, server, bundles=1, outlier_stds=5.0, outlier_memory=100)
     bundle.work(40)
-    outliers, before = bundle.outliers, server.books()
-    seen, weights = before.total("accepted"), whole(server).clone()
+    outliers, before = bundle.outliers, server.gradient_stats()
+    accepted, weights = before.total("accepted"), whole(server).clone()
     refused = before.total("outlying")
     wild = bundle.replay.sample(16)
     bound = outliers.mean + 10 * math.sqrt(outliers.var)
@@ -313,8 +282,8 @@ def test_an_outlying_gradient_never_reaches_the_server() -> None:
     bundle.replica.pull()
     learned = bundle.update(wild)
     assert float(learned.metrics["critic/loss"]) > bound
-    books = server.books()
-    assert (books.total("accepted"), books.total("outlying")) == (seen, refused + 1)
+    stats = server.gradient_stats()
+    assert (stats.total("accepted"), stats.total("outlying")) == (accepted, refused + 1)
     assert torch.equal(whole(server), weights)
 
 
@@ -326,15 +295,15 @@ def test_the_target_is_the_servers_and_counts_the_updates_of_all() -> None:
     for _ in range(40):
         for bundle in bundles:
             bundle.work(1)  # one update at most
-            if server.shards[0].version % 7 == 0:
+            if server.shards[0].updates % 7 == 0:
                 wanted = whole(server).clone()
             assert torch.equal(whole(server, "target"), wanted)
-            for each in bundles:
-                each.replica.pull()
-                assert torch.equal(flat(each.replica.target), wanted)
-                assert torch.equal(flat(each.replica.weights), whole(server))
-    assert server.shards[0].version == 60, "two bundles, one update each step after ten of warm-up"
-    assert {shard.follows for shard in server.shards} == {60 // 7}
+            for replica in (b.replica for b in bundles):
+                replica.pull()
+                assert torch.equal(flatten(replica.target), wanted)
+                assert torch.equal(flatten(replica.weights), whole(server))
+    assert server.shards[0].updates == 60, "two bundles, one update each step after ten of warm-up"
+    assert {shard.target_updates for shard in server.shards} == {60 // 7}
 
 
 def test_a_replica_changes_by_pulls_alone() -> None:
@@ -343,11 +312,11 @@ def test_a_replica_changes_by_pulls_alone() -> None:
     bundle = Bundle(recipe, server, bundles=1)
     bundle.work(20)
     bundle.replica.pull()
-    before = flat(bundle.replica.weights), flat(bundle.replica.target)
+    before = flatten(bundle.replica.weights), flatten(bundle.replica.target)
     for _ in range(8):  # a target copy is due in between
         bundle.update(bundle.replay.sample(16))
-    assert torch.equal(flat(bundle.replica.weights), before[0])
-    assert torch.equal(flat(bundle.replica.target), before[1])
+    assert torch.equal(flatten(bundle.replica.weights), before[0])
+    assert torch.equal(flatten(bundle.replica.target), before[1])
     assert not torch.equal(whole(server), before[0])
 
 
@@ -361,20 +330,20 @@ def test_every_gradient_is_counted_once() -> None:
     computed = [0, 0, 0]
     for _ in range(30):
         for i, bundle in enumerate(bundles):
-            computed[i] += bundle.work(1).computed
-    books = server.books()
+            computed[i] += bundle.work(1).num_gradients
+    stats = server.gradient_stats()
     for i in range(3):
-        kinds = (books.accepted, books.stale, books.outlying)
+        kinds = (stats.accepted, stats.stale, stats.outlying)
         arrived = sum(kind.get(i, 0) for kind in kinds)
         assert arrived == computed[i] - (len(slow.waiting) if i == 2 else 0)
-    assert books.stale[2] > 0
-    assert books.total("outlying") > 0
-    assert books.total("accepted") == server.shards[0].version == server.shards[1].version
-    metrics = gradient_metrics(books, GradientStats())
+    assert stats.stale[2] > 0
+    assert stats.total("outlying") > 0
+    assert stats.total("accepted") == server.shards[0].updates == server.shards[1].updates
+    metrics = gradient_metrics(stats, GradientStats())
     assert sum(
         metrics[name] for name in metrics if name.startswith("lag/") and name != "lag/mean"
     ) == pytest.approx(1)
-    assert metrics["gradients/accepted"] == books.total("accepted")
+    assert metrics["gradients/accepted"] == stats.total("accepted")
 
 
 def test_gradients_for_a_server_that_went_back_are_refused() -> None:
@@ -386,27 +355,27 @@ def test_gradients_for_a_server_that_went_back_are_refused() -> None:
     bundle.work(5)
     server.load_state_dict(saved, generation=1)
     assert torch.equal(whole(server), weights)
-    assert {shard.stamp()[:2] for shard in server.shards} == {(1, 20)}
-    before = server.books().total("stale")
+    assert {shard.version()[:2] for shard in server.shards} == {(1, 20)}
+    before = server.gradient_stats().total("stale")
     bundle.update(bundle.replay.sample(16))  # on weights that are no more
     assert torch.equal(whole(server), weights)
-    assert server.books().total("stale") == before + 1
+    assert server.gradient_stats().total("stale") == before + 1
     number = Version(0, 99, 0)
     server.shards[1].apply(torch.ones_like(server.shards[1].weights), number)
     assert torch.equal(whole(server), weights)
     bundle.work(5)
-    assert server.shards[0].version == server.shards[1].version == 30
+    assert server.shards[0].updates == server.shards[1].updates == 30
 
 
 def test_pulls_bring_only_what_is_new() -> None:
     server, _ = serve(small(), shards=2)
-    (first, second) = server.pull([NOTHING, NOTHING])
+    (first, second) = server.pull([NO_VERSION, NO_VERSION])
     assert first.weights is not None
     assert first.target is not None
-    again = server.pull([first.stamp, second.stamp])
+    again = server.pull([first.version, second.version])
     assert all(p.weights is None and p.target is None for p in again)
-    server.push(torch.ones(whole(server).numel()), first.stamp, 0)
-    later = server.pull([first.stamp, second.stamp])
+    server.push(torch.ones(whole(server).numel()), first.version, 0)
+    later = server.pull([first.version, second.version])
     assert all(p.weights is not None and p.target is None for p in later)
 
 
@@ -417,16 +386,16 @@ def test_a_saved_server_and_bundle_go_on_bit_for_bit() -> None:
     bundle = Bundle(recipe, server, bundles=1, lockstep=True, outlier_stds=3.0)
     bundle.work(40)
     state = {"server": server.state_dict(), "bundle": bundle.state_dict(with_replay=True)}
-    kept = copy.deepcopy(unpack(*pack(state)))
+    saved = copy.deepcopy(unpack(*pack(state)))
     bundle.work(30)
     other, _ = serve(replace(recipe, seed=5), shards=2)
-    other.load_state_dict(kept["server"], generation=3)
+    other.load_state_dict(saved["server"], generation=3)
     successor = Bundle(replace(recipe, seed=5), other, bundles=1, lockstep=True, outlier_stds=3.0)
-    successor.load_state_dict(kept["bundle"])
+    successor.load_state_dict(saved["bundle"])
     successor.work(30)
     assert torch.equal(whole(server), whole(other))
     assert torch.equal(whole(server, "target"), whole(other, "target"))
-    assert server.books() == other.books()
+    assert server.gradient_stats() == other.gradient_stats()
 
 
 def test_a_successor_explores_where_the_lost_one_was_and_fills_its_replay_first() -> None:
@@ -434,11 +403,11 @@ def test_a_successor_explores_where_the_lost_one_was_and_fills_its_replay_first(
     server, _ = serve(recipe, bundles=2)
     lost = Bundle(recipe, server, bundles=2, index=1)
     report = lost.work(30)
-    new = Bundle(recipe, server, bundles=2, index=1, life=1)
-    new.succeed(report.habits)
+    new = Bundle(recipe, server, bundles=2, index=1, incarnation=1)
+    new.take_over(report.carried_state)
     explorer: Any = new.explorer
     assert explorer.epsilon() == lost.explorer.epsilon()  # type: ignore[attr-defined]
-    assert [new.work(1).computed for _ in range(12)] == [0] * 10 + [2, 2]
+    assert [new.work(1).num_gradients for _ in range(12)] == [0] * 10 + [2, 2]
     assert not torch.equal(new.replay.ring.reward[:8], torch.zeros(8))
     ours, theirs = (b.replay.sample(16).obs.actor for b in (new, lost))
     assert not torch.equal(ours, theirs)
@@ -446,8 +415,8 @@ def test_a_successor_explores_where_the_lost_one_was_and_fills_its_replay_first(
 
 def test_schedules_are_those_of_all_bundles_together() -> None:
     part = EpsilonAnnealConfig(over_vec_steps=101, random_vec_steps=6)
-    assert shortened(part, 1) == part
-    assert shortened(part, 4) == replace(part, over_vec_steps=26, random_vec_steps=2)
+    assert per_bundle(part, 1) == part
+    assert per_bundle(part, 4) == replace(part, over_vec_steps=26, random_vec_steps=2)
     recipe = small(pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=10))
     assert total_updates(recipe, 1) == recipe.total_updates() == 200
     assert total_updates(replace(recipe, total_vec_steps=220), 2) == 400
@@ -471,5 +440,5 @@ def test_what_a_server_cannot_teach_is_refused_in_one_line(why: str, recipe: Rec
     assert "\n" not in str(caught.value)
 
 
-def test_places_of_a_cut_are_plain() -> None:
-    assert cut([4, 2], 2) == [ShardSlice(0, 3, [3]), ShardSlice(3, 6, [1, 2])]
+def test_shard_slices_of_two_parameters() -> None:
+    assert shard_slices([4, 2], 2) == [ShardSlice(0, 3, [3]), ShardSlice(3, 6, [1, 2])]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,16 +21,16 @@ from fleetfoot.errors import UserError
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.topologies.gorila.bundle import Report, flat
+from fleetfoot.topologies.gorila.bundle import Report
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from fleetfoot.topologies.ray.cluster import Restarts
-from fleetfoot.topologies.ray.workers import Workers
+from fleetfoot.topologies.gorila.replica import flatten
+from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from reaching import train_until
-from topologies.crashing import CrashingConfig
-from topologies.losing import assert_adds_up, lines
-from topologies.test_parameter_server import small
+from support.crashing import CrashingConfig
+from support.gorila import small
+from support.losing import assert_adds_up, lines
+from support.train_until import train_until
 
 pytest.importorskip("ray")
 needs_ray = pytest.mark.usefixtures("ray")
@@ -56,13 +55,15 @@ def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: P
     ours = checkpoint.load(tmp_path / "gorila").state
     assert result.counters.updates == serial["updates"] == 200
     assert result.last_return == serial["last_return"]
-    assert torch.equal(weights(tmp_path / "gorila"), flat(list(serial["agent"]["policy"].values())))
-    target = flat(list(serial["agent"]["critic_target"].values()))
+    assert torch.equal(
+        weights(tmp_path / "gorila"), flatten(list(serial["agent"]["policy"].values()))
+    )
+    target = flatten(list(serial["agent"]["critic_target"].values()))
     assert torch.equal(weights(tmp_path / "gorila", "target"), target)
     for name, value in serial["agent"]["policy"].items():
         assert torch.equal(ours["agent"]["policy"][name], value)
-    kept = [line["vec_steps"] for line in lines(tmp_path / "gorila") if "eval/return" in line]
-    assert kept == [50, 60, 100, 110]
+    evaluated = [line["vec_steps"] for line in lines(tmp_path / "gorila") if "eval/return" in line]
+    assert evaluated == [50, 60, 100, 110]
     last = assert_adds_up(tmp_path / "gorila")
     assert last["lag/upto0"] == 1.0
     assert evaluate_run(tmp_path / "gorila", episodes=2, device="cpu").returns.shape == (2,)
@@ -81,58 +82,54 @@ def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
         train(recipe, tmp_path / "run")
 
 
-def test_the_others_work_while_a_lost_bundle_is_built_anew() -> None:
-    """Bundle 0 fails in its first shift, and its successor is slower to build than all the rest takes."""
-    made: list[tuple[str, int, int]] = []
+class FakeRay:
+    """Ray for one bundle class. Shifts end at once and in order; what starts takes longer than all of them. The first
+    shift of bundle 0 fails."""
 
-    class Call:
-        def __init__(self, what: str, bundle: int, life: int):
-            self.call = what, bundle, life
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int]] = []  # method, bundle, incarnation
 
-        def remote(self, *_: Any) -> tuple[Any, ...]:
-            made.append(self.call)
-            return (*self.call, len(made))
+    def remote(self, _: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._actor))
 
-    class Slow:
-        def __init__(self, index: int, life: int):
-            self.work, self.start = Call("work", index, life), Call("start", index, life)
+    def _actor(self, packed: Any, slices: Any, index: int, incarnation: int) -> Any:
+        def method(name: str) -> Any:
+            def remote(*_: Any) -> tuple[Any, ...]:
+                self.calls.append((name, index, incarnation))
+                return (*self.calls[-1], len(self.calls))
 
-    class FakeRay:
-        def wait(self, calls: list[Any], **_: Any) -> Any:
-            return sorted(calls, key=lambda call: call[0] == "start")[:1], []
+            return SimpleNamespace(remote=remote)
 
-        def get(self, call: Any) -> Any:
-            if call[:3] == ("work", 0, 0):
-                raise RuntimeError("the motor is too hot")
-            return Report(5, 0, {}, {}, False)
+        return SimpleNamespace(start=method("start"), work=method("work"))
 
-        def kill(self, _: Any) -> None: ...
+    def wait(self, calls: list[Any], **_: Any) -> Any:
+        return sorted(calls, key=lambda call: call[0] == "start")[:1], []
 
-    fleet: Any = BundleFleet.__new__(BundleFleet)
-    fleet.ray, fleet.recipe, fleet.restarts = FakeRay(), small(), Restarts(1)
-    fleet.cfg = ParameterServerConfig(bundles=2, shift_vec_steps=5)
-    fleet.habits = [None, None]
-    fleet.server, fleet.idle = SimpleNamespace(shards=[]), deque([0, 1])
+    def get(self, call: Any) -> Any:
+        if call[:3] == ("work", 0, 0):
+            raise RuntimeError("the motor is too hot")
+        return Report(5, 0, {}, {}, server_lost=False)
 
-    def launch(index: int) -> tuple[Any, Any]:
-        bundle = Slow(index, workers.lives[index])
-        return bundle, bundle.start.remote()
+    def kill(self, _: Any) -> None: ...
 
-    workers = fleet.workers = Workers(
-        fleet.ray, launch, lives=[0, 0], name=str, restarts=fleet.restarts
-    )
-    workers.launch_all()
-    made.clear()
+
+def test_the_others_work_while_a_lost_bundle_is_replaced() -> None:
+    ray: Any = FakeRay()
+    server: Any = SimpleNamespace(shards=[], slices=[], restarts=Restarts(1), save=lambda: None)
+    cfg = ParameterServerConfig(bundles=2, shift_vec_steps=5)
+    fleet = BundleFleet(ray, cfg, small(topology=cfg), server)
+    fleet.start()
+    ray.calls.clear()
     reports = list(fleet.work(20, Interrupt()))
     assert sum(report.vec_steps for report in reports) == 20
-    assert made == [
+    assert ray.calls == [
         ("work", 0, 0),
         ("work", 1, 0),
         ("start", 0, 1),
         *[("work", 1, 0)] * 3,
     ]
-    assert sorted(fleet.idle) == [0, 1], "the new one is there in the end"
-    assert not workers.starting
+    assert sorted(fleet.idle) == [0, 1], "the replacement is there in the end"
+    assert not fleet.workers.starting
 
 
 CTRL_C = """
@@ -141,7 +138,7 @@ from dataclasses import replace
 from pathlib import Path
 from fleetfoot.api import train
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from topologies.test_parameter_server import small
+from support.gorila import small
 
 cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)
 result = train(small(topology=cfg, total_vec_steps=1_000_000), Path(sys.argv[1]))
@@ -177,14 +174,14 @@ def test_ctrl_c_saves_and_leaves_no_process(tmp_path: Path) -> None:
 
 def descendants(mark: str) -> list[str]:
     """Processes that inherited an environment variable."""
-    found = []
+    commands = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark.encode() in path.read_bytes():
-                found.append((path.parent / "cmdline").read_text().replace("\0", " "))
+                commands.append((path.parent / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return commands
 
 
 def cartpole(**changes: Any) -> Recipe:

@@ -1,4 +1,4 @@
-"""Two processes as one: the same learning as one process on the joint batch, exact checkpoints, a common end."""
+"""Two processes as one run: they learn what one process learns from the whole batch, and resume and end together."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fleetfoot.explore import EpsilonLadderConfig
 from fleetfoot.log import curve
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run.ranks import ALONE, Ranks
-from fleetfoot.run.sharded import carried_over, rank_recipe
-from topologies import ranks_worker
-from topologies.ranks_worker import TOTAL
-from topologies.test_synchronous import assert_same, small, tensors
+from fleetfoot.run.sharded import adapt_state, rank_recipe
+from support import ranks_worker
+from support.ranks_worker import TOTAL
+from support.runs import assert_same, small, tensors
 
 TESTS = Path(__file__).parent.parent
 SMALL = ["--device", "cpu", "--threads", "1", "--num-envs", "8", "--batch-size", "16"]
@@ -41,7 +41,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def launch(*args: str, cwd: Path) -> list[subprocess.Popen[str]]:
-    """Two processes as torchrun would start them, without its own messages and its help."""
+    """Two processes as torchrun would start them, without its messages and its supervision."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,11 +69,11 @@ def ends(
     processes: list[subprocess.Popen[str]], seconds: float = 120
 ) -> list[tuple[int, str, str]]:
     try:
-        said = [process.communicate(timeout=seconds) for process in processes]
+        outputs = [process.communicate(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(p.returncode, out, err) for p, (out, err) in zip(processes, said, strict=True)]
+    return [(p.returncode, out, err) for p, (out, err) in zip(processes, outputs, strict=True)]
 
 
 def fleetfoot(*args: str, cwd: Path) -> list[tuple[int, str, str]]:
@@ -82,7 +82,7 @@ def fleetfoot(*args: str, cwd: Path) -> list[tuple[int, str, str]]:
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which two processes have done what `ranks_worker` says."""
+    """The folder in which two processes ran `ranks_worker`."""
     folder = tmp_path_factory.mktemp("ranks")
     for code, _, err in ends(
         launch(str(Path(ranks_worker.__file__)), str(folder), cwd=folder), 300
@@ -125,8 +125,7 @@ def test_statistics_are_those_of_one_process_that_saw_all_rows(name: str, worked
 
 
 def without_noise(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    found = tensors(state)
-    return {k: v for k, v in found.items() if "generator" not in k and "_noise" not in k}
+    return {k: v for k, v in tensors(state).items() if "generator" not in k and "_noise" not in k}
 
 
 @pytest.mark.parametrize("tag", ["fast_td3", "fast_sac"])
@@ -164,7 +163,7 @@ def test_the_log_counts_the_environments_of_all_ranks(worked: Path) -> None:
 def test_a_run_of_two_ranks_goes_on_in_one_process(
     worked: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything goes on that does not hang on the number of processes; no update before the replay is warm again."""
+    """What does not depend on the number of processes continues; no update before the replay is warm again."""
     folder = worked / "fast_td3-parts"
     before = checkpoint.load(folder).state
     warmup = ranks_worker.recipe().pace.warmup_vec_steps
@@ -208,7 +207,7 @@ def pendulum(folder: str, steps: int) -> list[str]:
     return ["fast_td3/pendulum", *SMALL, *own]
 
 
-def test_a_mistake_is_said_once(tmp_path: Path) -> None:
+def test_a_user_error_is_printed_once(tmp_path: Path) -> None:
     (code, _, err), (other, silent, nothing) = fleetfoot(
         "train", *pendulum("run", 50), "--no-such-option", cwd=tmp_path
     )
@@ -219,8 +218,8 @@ def test_a_mistake_is_said_once(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_what_all_ranks_find_wrong_leaves_nothing_behind(worked: Path) -> None:
-    """Their messages were compared in the worker."""
+def test_an_error_of_all_ranks_leaves_nothing_behind(worked: Path) -> None:
+    """The worker compared their messages."""
     assert not (worked / "odd").exists()
     assert not (worked / "spoiled" / "checkpoints").exists()
 
@@ -229,9 +228,7 @@ def test_when_a_rank_dies_the_others_end_with_one_line(tmp_path: Path) -> None:
     first, second = launch("-m", "fleetfoot", "train", *pendulum("run", 10**6), cwd=tmp_path)
     wait_for(tmp_path / "run" / "checkpoints" / "last.json", first)
     second.kill()
-    begun = time.monotonic()
-    (code, _, err), _ = ends([first, second], seconds=60)
-    assert time.monotonic() - begun < 30
+    (code, _, err), _ = ends([first, second])  # far sooner than torch's own limit of half an hour
     assert code == 2
     assert [line for line in err.splitlines() if line.startswith("fleetfoot: another process")]
     assert "Traceback" not in err
@@ -284,20 +281,24 @@ def test_each_rank_gets_its_share() -> None:
         rank_recipe(dataclasses.replace(whole, batch_size=15), Ranks(0, 2, 0, 2))
 
 
-def test_what_an_explorer_carries_over_to_another_number_of_environments() -> None:
-    mine = {"steps": 0, "std": torch.zeros(4), "random": {"device": "cpu", "state": torch.zeros(9)}}
+def test_the_state_of_an_explorer_adapts_to_another_number_of_environments() -> None:
+    initial = {
+        "steps": 0,
+        "std": torch.zeros(4),
+        "random": {"device": "cpu", "state": torch.zeros(9)},
+    }
     saved = {"steps": 7, "std": torch.ones(8), "random": {"device": "cpu", "state": torch.ones(9)}}
-    found = carried_over(saved, mine)
-    assert found["steps"] == 7
-    assert found["std"] is mine["std"]
-    assert found["random"] is mine["random"]
+    adapted = adapt_state(saved, initial)
+    assert adapted["steps"] == 7
+    assert adapted["std"] is initial["std"]
+    assert adapted["random"] is initial["random"]
 
 
 @pytest.mark.learning
 def test_two_ranks_solve_the_pendulum(tmp_path: Path) -> None:
     own = ["--device", "cpu", "--threads", "1", "--total-vec-steps", "600", "--log.no-tensorboard"]
-    said = fleetfoot(
+    results = fleetfoot(
         "train", "fast_td3/pendulum", *own, "--folder", "run", "--no-video", cwd=tmp_path
     )
-    assert [code for code, *_ in said] == [0, 0]
+    assert [code for code, *_ in results] == [0, 0]
     assert curve(tmp_path / "run")[-1].value >= -200

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,30 @@ from fleetfoot import api, checkpoint, recipes
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
-from fleetfoot.agents.sac import ReDoConfig, ResetsConfig, SACConfig
+from fleetfoot.agents.sac import ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.main import dispatch
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
-from fleetfoot.envs.tensor import Pendulum, Pendulums
+from fleetfoot.envs.tensor import Pendulum, Pendulums, TensorConfig
+from fleetfoot.envs.vec_env import simulated_on_cpu
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
+from fleetfoot.explore import AsSampledConfig, EpsilonLadderConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
-from fleetfoot.optim import AdamWConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.run import folder as folders
-from fleetfoot.topologies.multi_seed.loop import SeedRun, train_seeds
-from fleetfoot.topologies.old_journal import Learning
+from fleetfoot.run.interrupt import Interrupt
+from fleetfoot.run.journal import Journal, Subject
+from fleetfoot.topologies.multi_seed.loop import train_batched
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
@@ -63,6 +65,11 @@ def small() -> Recipe:
     )
 
 
+def any_agent(recipe: Recipe) -> Any:
+    """The agent's config, whichever class it has."""
+    return recipe.agent
+
+
 def tanh(**more: Any) -> MLPConfig:
     """No ReLU: one that rounding switches, of a unit that is hardly ever on, moves its weights by a whole Adam step."""
     return MLPConfig(hidden=(16,), activation=("tanh",), **more)
@@ -74,7 +81,7 @@ def with_resets(name: str) -> Recipe:
     agent: Any = recipe.agent
     if isinstance(agent, BROConfig):
         delta = DeltaConfig(net=replace(bro, head_gain=0.01, head_bias=False))
-        nets = {"policy_net": bro, "critic_net": bro, "optimist": delta}
+        nets: dict[str, Any] = {"policy_net": bro, "critic_net": bro, "optimist": delta}
         agent = replace(agent, resets=(41,), normalize_obs=True, **nets)
     elif isinstance(agent, DACConfig):
         nets = {"policy_net": tanh(), "optimist": IndependentConfig(net=tanh())}
@@ -100,10 +107,50 @@ def with_resets(name: str) -> Recipe:
     )
 
 
+def short(name: str, **changes: Any) -> Recipe:
+    """Two updates after each of the last 9 of 14 vec steps, the first 3 of which are random."""
+    recipe = recipes.get(name)
+    changes = {"topology": SynchronousConfig()} | changes
+    return replace(
+        recipe,
+        explorer=replace(changes.pop("explorer", recipe.explorer), random_vec_steps=3),
+        agent=replace(any_agent(recipe), **changes.pop("agent", {})),
+        pace=PaceConfig(updates_per_vec_step=2, warmup_vec_steps=5),
+        evaluation=EvaluationConfig(every_vec_steps=0, episodes=2, max_vec_steps=5),
+        log=LogConfig(every_vec_steps=5, console=False, tensorboard=False),
+        num_envs=4,
+        threads=1,
+        batch_size=16,
+        total_vec_steps=14,
+        **changes,
+    )
+
+
+TD3_NETS = {"policy_net": tanh(), "critic_net": tanh()}
+
+
 @pytest.mark.parametrize(
     ("recipe", "seeds", "updates"),
     [
         pytest.param(small(), [3, 4, 7], 70, id="fast_sac"),
+        pytest.param(short("fast_td3/pendulum", agent=TD3_NETS), [1, 2], 18, id="fast_td3"),
+        pytest.param(
+            short("fast_td3/pendulum", agent=TD3_NETS, topology=SynchronousConfig(overlap=True)),
+            [1, 2],
+            18,
+            id="overlap",
+        ),
+        pytest.param(short("flash_sac/pendulum"), [1, 2], 18, id="flash_sac"),
+        pytest.param(short("ddpg/pendulum", agent=TD3_NETS), [1, 2], 18, id="ddpg"),
+        pytest.param(short("pql_d/pendulum", agent=TD3_NETS), [1, 2], 18, id="pql_d"),
+        pytest.param(short("dqn/cartpole", agent={"target_every": 6}), [1, 2], 18, id="dqn"),
+        pytest.param(
+            short("dqn/cartpole", agent={"num_atoms": 11}, explorer=EpsilonLadderConfig()),
+            [1, 2],
+            18,
+            id="dqn categorical",
+        ),
+        pytest.param(short("dqn/catch", agent={"target_every": 6}), [1, 2], 18, id="dqn images"),
         pytest.param(with_resets("bro/pendulum"), [1, 2], 30, id="bro"),
         pytest.param(with_resets("dac/pendulum"), [1, 2], 30, id="dac"),
         pytest.param(with_resets("sac/pendulum/gpl+sn+resets"), [1, 2], 30, id="sac"),
@@ -112,7 +159,8 @@ def with_resets(name: str) -> Recipe:
 def test_each_seed_learns_what_it_learns_alone(
     tmp_path: Path, recipe: Recipe, seeds: list[int], updates: int
 ) -> None:
-    together = train_seeds(recipe, seeds, [tmp_path / f"seed-{seed}" for seed in seeds])
+    folders = [tmp_path / f"seed-{seed}" for seed in seeds]
+    together = train_batched(recipe, seeds, folders, [None] * len(seeds))
     for seed, result in zip(seeds, together, strict=True):
         own = replace(recipe, seed=seed)
         alone = own.topology.run(own, tmp_path / f"alone-{seed}", None)
@@ -182,18 +230,23 @@ def resumed() -> list[Any]:
     sac = with_resets("sac/pendulum/gpl+sn+resets")
     top = replace(
         sac,
-        agent=replace(sac.agent, bound=BanditBoundConfig()),
+        agent=replace(any_agent(sac), bound=BanditBoundConfig()),
         replay=ReplayConfig(capacity=40, n_step=3),
     )
     nets = {"policy_net": BroNetConfig(width=16, blocks=1), "critic_net": BroNetConfig(width=16)}
+    # Learning rates that do not depend on the length of the run, which is not the same for both halves.
+    constant = {"policy_optim": AdamWConfig(), "critic_optim": AdamWConfig()}
+    fast_td3 = short("fast_td3/pendulum", agent=TD3_NETS | constant)
     brc = recipes.get("brc/pendulums")
-    brc = replace(bro, env=brc.env, agent=replace(brc.agent, normalize_obs=True, **nets))
+    brc = replace(bro, env=brc.env, agent=replace(any_agent(brc), normalize_obs=True, **nets))
     return [
         pytest.param(fast_sac, id="fast_sac"),
         pytest.param(bro, id="bro"),
         pytest.param(with_resets("dac/pendulum"), id="dac"),
         pytest.param(top, id="sac"),
         pytest.param(brc, id="brc"),
+        pytest.param(fast_td3, id="fast_td3"),
+        pytest.param(short("dqn/catch", agent={"critic_optim": AdamConfig()}), id="dqn images"),
     ]
 
 
@@ -222,6 +275,31 @@ def test_seeds_that_go_on_as_one_end_with_the_same_bits(
         assert len(checkpoint.steps(own)) == recipe.checkpoint.keep
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_ctrl_c_seeds_go_on_as_one_to_the_same_bits(
+    tmp_path: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overlap, updates are still owed when the run stops."""
+    topology = SynchronousConfig(overlap=overlap)
+    recipe = short("fast_td3/pendulum", agent=TD3_NETS, topology=topology)
+    api.train_seeds(recipe, 2, tmp_path / "whole")
+
+    def stops(self: Interrupt, vec_steps: int) -> bool:
+        self.agreed = vec_steps == 8
+        return self.agreed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Interrupt, "stops", stops)
+        stopped = api.train_seeds(recipe, 2, tmp_path / "halves")
+    assert [(r.finished, r.counters.vec_steps) for r in stopped] == [(False, 8)] * 2
+    assert all(result.finished for result in api.resume_seeds(tmp_path / "halves"))
+    for one, other in zip(states(tmp_path / "whole"), states(tmp_path / "halves"), strict=True):
+        apart = ("final", "entry")  # see above
+        assert_equal(
+            *({k: v for k, v in x.items() if not any(a in k for a in apart)} for x in (one, other))
+        )
+
+
 def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Path) -> None:
     lean = CheckpointConfig(every_vec_steps=20, replay=False)
     api.train_seeds(replace(small(), checkpoint=lean, total_vec_steps=20), 2, tmp_path / "two")
@@ -248,7 +326,7 @@ def test_compiled_seeds_learn_the_same(tmp_path: Path) -> None:
 def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = replace(small().agent, critic_optim=AdamWConfig(max_grad_norm=0.5, lr_end=1e-6))
+    agent = replace(any_agent(small()), critic_optim=AdamWConfig(max_grad_norm=0.5, lr_end=1e-6))
     every = CheckpointConfig(every_vec_steps=10)
     recipe = replace(small(), agent=agent, checkpoint=every, total_vec_steps=30)
     saved: list[int] = []
@@ -256,14 +334,16 @@ def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
     class Killed(BaseException):
         pass
 
-    def save(self: SeedRun) -> None:
-        if self.vec_steps == 20 and self.number == 2:
+    save = Journal.save
+
+    def killed_save(self: Journal, subject: Subject) -> None:
+        if self.vec_steps == 20 and self.folder.name == "seed-2":
             raise Killed
-        Learning.save(self)
+        save(self, subject)
         saved.append(self.vec_steps)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SeedRun, "save", save)
+        patched.setattr(Journal, "save", killed_save)
         with pytest.raises(Killed):
             api.train_seeds(recipe, 3, tmp_path / "runs")
     assert saved == [10, 10, 10, 20, 20]
@@ -273,13 +353,13 @@ def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
         [10],
     ]
     with monkeypatch.context() as patched:  # in the same way once more
-        patched.setattr(SeedRun, "save", save)
+        patched.setattr(Journal, "save", killed_save)
         with pytest.raises(Killed):
             api.resume_seeds(tmp_path / "runs")
     results = api.resume_seeds(tmp_path / "runs")
     api.train_seeds(recipe, 3, tmp_path / "undisturbed")
     for result, other in zip(results, folders.seed_folders(tmp_path / "undisturbed"), strict=True):
-        theirs = api.load_policy(other, "last").policy.state_dict()
+        theirs = api.load_policy(other, "last").policy.network.state_dict()
         for name, weight in result.policy.state_dict().items():
             assert torch.equal(weight, theirs[name])
         assert sorted(checkpoint.steps(result.folder)) == [30]
@@ -287,26 +367,24 @@ def test_killed_between_two_seeds_checkpoints_all_go_on_from_the_one_before(
         assert counts == [10, 20, 30]
 
 
-def test_seeds_that_cannot_go_on_as_one_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "two"
-    api.train_seeds(small(), 2, folder)
-    with pytest.raises(UserError, match="two is finished after 40 vec steps"):
+def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
+    folder, recipe = tmp_path / "two", short("fast_td3/pendulum", agent=TD3_NETS)
+    api.train_seeds(recipe, 2, folder)
+    with pytest.raises(UserError, match="two is finished after 14 vec steps"):
         api.resume_seeds(folder)
     with pytest.raises(UserError, match="gamma cannot change"):
         api.resume_seeds(folder, gamma=0.5)
     with pytest.raises(UserError, match=r"is no run folder.*its seeds are"):
         api.resume(folder)
     first, second = folders.seed_folders(folder)
-    api.resume(second, total_vec_steps=50)
-    with pytest.raises(UserError, match="saved after 40 to 50 vec steps"):
-        api.resume_seeds(folder, total_vec_steps=60)
-    folders.write_recipe(second, replace(small(), seed=1, gamma=0.5))
+    folders.write_recipe(second, replace(recipe, seed=1, gamma=0.5))
     with pytest.raises(UserError, match="seed-1 has another gamma than"):
-        api.resume_seeds(folder, total_vec_steps=60)
-    folders.write_recipe(second, replace(small(), seed=1))
+        api.resume_seeds(folder, total_vec_steps=20)
+    folders.write_recipe(second, replace(recipe, seed=1))
     with pytest.raises(UserError, match="holds no seeds"):
         api.resume_seeds(first)
-    (first / "checkpoints" / "last.json").unlink()
+    for own in (first, second):
+        (own / "checkpoints" / "last.json").unlink()
     with pytest.raises(UserError, match="add --restart"):
         api.resume_seeds(folder)
     assert [r.finished for r in api.resume_seeds(folder, restart=True)] == [True, True]
@@ -322,29 +400,14 @@ def test_the_command_line_goes_on_with_all_seeds(
     assert [max(checkpoint.steps(own)) for own in folders.seed_folders(folder)] == [60, 60]
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"replay": replace(small().replay, sampler=ProportionalConfig())}, "uniform sampling"),
-        ({"topology": SynchronousConfig(overlap=True)}, "without overlap"),
-        ({"explorer": NoiseLadderConfig()}, "samples by itself"),
-        ({"agent": SACConfig(plasticity=ReDoConfig())}, "units of one network"),
-    ],
-)
-def test_what_cannot_learn_as_one_is_refused(tmp_path: Path, change: Any, why: str) -> None:
-    (tmp_path / "mine").mkdir()  # would stay, with all that was written into it
-    with pytest.raises(UserError, match=why):
-        api.train_seeds(replace(small(), **change), 2, tmp_path / "mine")
-    assert list((tmp_path / "mine").iterdir()) == []
-
-
-def test_an_agent_with_noise_of_its_own_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be trained as one"):
-        api.train_seeds(recipes.get("fast_td3/pendulum"), 2, tmp_path / "no")
-    assert not (tmp_path / "no").exists()
-
-
 @pytest.mark.parametrize("env", [EnvPoolConfig(), EnvPoolTasksConfig(), HumanoidBenchConfig()])
-def test_what_is_simulated_on_the_cpu_travels_to_a_gpu_once_for_all_seeds(env: Any) -> None:
-    recipe = replace(small(), env=env)
-    assert SeedRun.env_device(recipe, torch.device("cuda")) == torch.device("cpu")
+def test_what_is_simulated_on_the_cpu_says_so(env: Any) -> None:
+    assert simulated_on_cpu(env)
+    assert not simulated_on_cpu(TensorConfig())
+
+
+def test_the_log_of_every_seed_says_how_long_compilation_took(tmp_path: Path) -> None:
+    results = api.train_seeds(small(), 2, tmp_path / "run")
+    for result in results:
+        lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["time/compile_s"] > 0

@@ -27,26 +27,23 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
-from fleetfoot.topologies.pql import loop as split_module
-from fleetfoot.topologies.pql.loop import SplitLearnersConfig, SplitRun
+from fleetfoot.topologies.pql import stages as stages_module
+from fleetfoot.topologies.pql.exchange import Outcome
+from fleetfoot.topologies.pql.loop import Coordinator, SplitLearnersConfig
+from fleetfoot.topologies.pql.schedule import Round
+from fleetfoot.topologies.pql.threads import Threads
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from reaching import train_until
-from topologies.test_synchronous import (
+from support.runs import (
     QUIET,
     agent_state,
     assert_same,
     interrupted_at,
-    small,
+    short,
     tensors,
 )
+from support.train_until import train_until
 
 LOCKSTEP = SplitLearnersConfig(lockstep=True)
-
-
-def short(name: str, policy_every: int = 2, **changes: Any) -> Recipe:
-    recipe = small(name, **({"total_vec_steps": 60} | changes))
-    agent: Any = recipe.agent
-    return replace(recipe, agent=replace(agent, policy_every=policy_every))
 
 
 AGENTS = [
@@ -95,7 +92,7 @@ def test_an_interrupted_lockstep_run_goes_on_exactly(
     recipe = short("pql/pendulum", topology=LOCKSTEP)
     train(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(split_module, "rollout", interrupted_at(47))
+        patch.setattr(stages_module, "rollout", interrupted_at(47))
         assert not train(recipe, tmp_path / "parts").finished
     assert checkpoint.load(tmp_path / "parts").step == 47
     assert resume(tmp_path / "parts").finished
@@ -130,17 +127,19 @@ def test_ratios_hold_whoever_is_slow(
 ) -> None:
     """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time."""
     slower(monkeypatch, owner, method, 0.01 if method == "step" else 0.002)
-    seen: list[tuple[int, int, int]] = []
-    true = SplitRun.refresh_actor
+    counts: list[tuple[int, ...]] = []  # after each vec step
+    finished = Coordinator.finished
 
-    def refresh_actor(run: SplitRun) -> None:
-        with run.gate.changed:
-            a, v, p = run.gate.rounds.values()
-        assert p <= v <= a <= v + run.cfg.lead <= p + 2 * run.cfg.lead
-        seen.append((a, run.valuing.updates, run.policy_updates))
-        true(run)
+    def counting(coordinator: Coordinator, made: Round, outcome: Outcome, data: Any) -> None:
+        with coordinator.lock:
+            finished(coordinator, made, outcome, data)
+            a, v, p = coordinator.schedule.gate.finished.values()
+            lead = coordinator.cfg.lead
+            assert p <= v <= a <= v + lead <= p + 2 * lead
+            if made.stage == "actor" and made.amount:
+                counts.append(tuple(coordinator.schedule.counts.values()))
 
-    monkeypatch.setattr(SplitRun, "refresh_actor", refresh_actor)
+    monkeypatch.setattr(Coordinator, "finished", counting)
     recipe = at_once(
         total_vec_steps=120,
         batch_size=4,
@@ -149,7 +148,8 @@ def test_ratios_hold_whoever_is_slow(
         checkpoint=CheckpointConfig(every_vec_steps=1000),
     )
     result = train(recipe, tmp_path / "run")
-    (a, v, p), (a_end, v_end, p_end) = seen[len(seen) // 2], seen[-1]
+    assert len(counts) == 120
+    (a, v, p), (a_end, v_end, p_end) = counts[60], counts[-1]
     assert (v_end - v) / (a_end - a) == pytest.approx(8, rel=0.05)
     assert (p_end - p) / (v_end - v) == pytest.approx(1 / 2, rel=0.05)
     assert result.counters.updates == 8 * (120 - 32)
@@ -172,24 +172,27 @@ def test_what_is_measured_is_logged(tmp_path: Path) -> None:
 def test_statistics_take_in_each_transition_once_and_travel_with_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[SplitRun] = []
-    true = SplitRun.close
-    monkeypatch.setattr(SplitRun, "close", lambda run: (runs.append(run), true(run)))
+    runs: list[Threads] = []
+    true = Threads.stop
+
+    def stop(run: Threads) -> None:
+        runs.append(run)
+        true(run)
+
+    monkeypatch.setattr(Threads, "stop", stop)
     train(at_once(), tmp_path / "run")
     (run,) = runs
-    agents = [run.acting, run.valuing, run.climbing]
-    for agent in agents[1:]:
+    agents = [run.stages[name].agent for name in ("actor", "critic", "policy")]
+    for agent in agents:
         assert int(dict(agent.norms.named_buffers())["actor.count"]) == 60 * 8
-    assert int(dict(run.acting.norms.named_buffers())["actor.count"]) >= (60 - 3) * 8
     for name in ("policy", "critic"):
         networks = [getattr(agent, name) for agent in agents]
         places = [{t.data_ptr() for t in net.state_dict().values()} for net in networks]
         assert len(places[0] | places[1] | places[2]) == sum(map(len, places))
-    assert all(weight.grad is None for weight in run.climbing.critic.parameters())
-    for one, two in zip(
-        run.valuing.policy.parameters(), run.climbing.policy.parameters(), strict=True
-    ):
-        assert torch.equal(one, two)
+    assert all(weight.grad is None for weight in agents[2].critic.parameters())
+    for weights in zip(*(agent.policy.parameters() for agent in agents), strict=True):
+        assert torch.equal(weights[0], weights[1])
+        assert torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("topology", [SplitLearnersConfig(), SplitLearnersConfig(free=True)])
@@ -199,7 +202,7 @@ def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
     before = threading.active_count()
     recipe = replace(at_once(), topology=topology)
     with monkeypatch.context() as patch:
-        patch.setattr(split_module, "rollout", interrupted_at(47))
+        patch.setattr(stages_module, "rollout", interrupted_at(47))
         assert not train(recipe, tmp_path / "run").finished
     state = checkpoint.load(tmp_path / "run").state
     assert state["vec_steps"] == state["replay"]["observations"]["written"] == 47
@@ -242,28 +245,32 @@ def test_an_error_anywhere_comes_out_as_itself_and_no_thread_is_left(
 
 def test_free_nobody_waits_for_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator that stands still until many updates are made, then learners that do until it is done."""
-    runs: list[SplitRun] = []
-    true_step, true_update, built = TensorEnv.step, DDPG.update_critic, SplitRun.__post_init__
+    runs: list[Coordinator] = []
+    step_env, update_critic, init = TensorEnv.step, DDPG.update_critic, Coordinator.__init__
     stuck = time.monotonic() + 60
 
-    def until(reached: Callable[[], bool]) -> None:
-        while not reached():
+    def until(reached: Callable[[dict[str, int]], bool]) -> None:
+        while not reached(runs[0].schedule.counts):
             assert time.monotonic() < stuck
             time.sleep(0.001)
 
     def step(env: TensorEnv, action: torch.Tensor) -> Any:
-        if runs and env is runs[0].env and runs[0].vec_steps == 39:
-            until(lambda: runs[0].valuing.updates > 400 and runs[0].policy_updates > 200)
-        return true_step(env, action)
+        if env.spec.num_envs == 8 and runs[0].journal.vec_steps == 39:
+            until(lambda counts: counts["critic"] > 400 and counts["policy"] > 200)
+        return step_env(env, action)
 
     def update(agent: DDPG, batch: Batch) -> Any:
-        if runs[0].vec_steps >= 40:
-            until(lambda: runs[0].vec_steps == 60)
-        return true_update(agent, batch)
+        if runs[0].journal.vec_steps >= 40:
+            until(lambda counts: counts["actor"] == 60)
+        return update_critic(agent, batch)
+
+    def remember(run: Coordinator, *arguments: Any) -> None:
+        runs.append(run)
+        init(run, *arguments)
 
     monkeypatch.setattr(TensorEnv, "step", step)
     monkeypatch.setattr(DDPG, "update_critic", update)
-    monkeypatch.setattr(SplitRun, "__post_init__", lambda run: (runs.append(run), built(run)))
+    monkeypatch.setattr(Coordinator, "__init__", remember)
     quiet = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
     recipe = replace(at_once(log=quiet), topology=SplitLearnersConfig(free=True))
     result = train(recipe, tmp_path / "run")

@@ -25,24 +25,24 @@ from fleetfoot.cli.form import parse_recipe
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.execution import EagerLearner
+from fleetfoot.execution.learner import EagerLearner
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay import replay as replay_module
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run.clock import Clock
-from fleetfoot.topologies.pql.coordinator import RaySplitRun, covered
-from fleetfoot.topologies.pql.exchange import copy_flat_, flat
-from fleetfoot.topologies.pql.loop import InProcessConfig, SplitLearnersConfig, SplitRun
-from fleetfoot.topologies.pql.on_ray import OnRayConfig
-from fleetfoot.topologies.pql.processes import RoleConfig
-from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
-from fleetfoot.topologies.ray.cluster import Restarts, pack_recipe, to_tensors
+from fleetfoot.topologies.pql.exchange import Order, Outcome, Setup
+from fleetfoot.topologies.pql.loop import Coordinator, SplitLearnersConfig, covered
+from fleetfoot.topologies.pql.on_ray import OnRayConfig, RoleConfig
+from fleetfoot.topologies.pql.processes import PROCESSES, CriticLearnerProcess
+from fleetfoot.topologies.pql.schedule import Round
+from fleetfoot.topologies.pql.threads import InProcessConfig
+from fleetfoot.topologies.ray.transport import pack_recipe, to_tensors
+from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from topologies.skewed import SkewedDDPGConfig, SkewedEnvConfig
-from topologies.test_split_learners import short
-from topologies.test_synchronous import QUIET, agent_state, assert_same, tensors
+from support.runs import QUIET, agent_state, assert_same, short, tensors
+from support.skewed import SkewedDDPGConfig, SkewedEnvConfig
 
 RARELY = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
 AT_THE_END = EvaluationConfig(every_vec_steps=0, episodes=1)
@@ -69,31 +69,40 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 class Looking:
-    """Looks at the coordinator each time it has taken in what was finished."""
+    """Looks at the coordinator each time a round is finished."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.times_made: list[tuple[int, int, int]] = []
-        self.acts: list[tuple[int, Callable[[], None]]] = []
-        true = RaySplitRun.work
+        self.counts: list[tuple[int, ...]] = []  # vec steps, critic updates, policy updates
+        self.made: list[tuple[Any, ...]] = []  # every round: its stage, its order, what came of it
+        self.finished: dict[str, int] = {}  # vec steps of each stage
+        self.acts: list[tuple[int, int, Callable[[], None]]] = []
+        true = Coordinator.finished
 
-        def work(run: RaySplitRun) -> None:
-            true(run)
-            a, v, p = run.gate.rounds.values()
-            assert run.cfg.free or p <= v <= a <= v + run.cfg.lead <= p + 2 * run.cfg.lead
-            self.times_made.append((run.vec_steps, run.updates, run.policy_updates))
-            for act in [act for step, act in self.acts if step <= run.vec_steps]:
+        def finished(run: Coordinator, made: Round, outcome: Outcome, data: Any = None) -> None:
+            with run.lock:
+                self.made.append((made.stage, made.order(), outcome.used, outcome.changed))
+                true(run, made, outcome, data)
+                self.finished = dict(run.schedule.gate.finished)
+                a, v, p = self.finished.values()
+                lead = run.cfg.lead
+                loose = run.cfg.free or run.cfg.lockstep
+                assert loose or p <= v <= a <= v + lead <= p + 2 * lead
+                self.counts.append(tuple(run.schedule.counts.values()))
+            steps, updates = self.counts[-1][:2]
+            due = [act for act in self.acts if act[0] <= steps and act[1] <= updates]
+            self.acts = [act for act in self.acts if act not in due]
+            for _, _, act in due:
                 act()
-            self.acts = [each for each in self.acts if each[0] > run.vec_steps]
 
-        monkeypatch.setattr(RaySplitRun, "work", work)
+        monkeypatch.setattr(Coordinator, "finished", finished)
 
-    def when(self, vec_steps: int, act: Callable[[], None]) -> None:
+    def when(self, vec_steps: int, act: Callable[[], None], updates: int = 0) -> None:
         """Do something as soon as the run has come so far."""
-        self.acts.append((vec_steps, act))
+        self.acts.append((vec_steps, updates, act))
 
     def ratios(self, begin: int, end: int) -> tuple[float, float]:
         """Critic updates per vec step and policy updates per critic update between two vec steps."""
-        between = [each for each in self.times_made if begin <= each[0] <= end]
+        between = [counts for counts in self.counts if begin <= counts[0] <= end]
         (a, v, p), (a_end, v_end, p_end) = between[0], between[-1]
         return (v_end - v) / (a_end - a), (p_end - p) / (v_end - v)
 
@@ -106,7 +115,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Looking:
 def workers() -> list[psutil.Process]:
     """Those of this test's own Ray that play one of the roles."""
     mine = psutil.Process().children(recursive=True)
-    roles = tuple(f"ray::{name}" for name in ("SplitActor", "CriticLearner", "PolicyLearner"))
+    roles = tuple(f"ray::{process.__name__}" for process in PROCESSES.values())
     found = []
     for process in mine:
         with suppress(psutil.Error):  # one that has just ended
@@ -120,8 +129,9 @@ def assert_no_process_is_left() -> None:
     assert not alive
 
 
-def kill(role: str) -> None:
-    found = [p for p in workers() if "".join(p.cmdline()[:1]).startswith(f"ray::{role}")]
+def kill(stage: str) -> None:
+    title = f"ray::{PROCESSES[stage].__name__}"
+    found = [p for p in workers() if "".join(p.cmdline()[:1]).startswith(title)]
     max(found, key=lambda p: p.create_time()).kill()  # one of an earlier test may still be ending
 
 
@@ -140,8 +150,23 @@ def test_in_lockstep_the_weights_are_those_of_synchronous(
     assert any(found[0])
 
 
+def test_in_lockstep_both_transports_carry_the_same_messages_in_the_same_order(
+    ray: Any, tmp_path: Path, looking: Looking
+) -> None:
+    recipe = pql(total_vec_steps=36, topology=on_ray(lockstep=True))
+    train(recipe, tmp_path / "apart")
+    apart, looking.made = looking.made, []
+    train(replace(recipe, topology=SplitLearnersConfig(lockstep=True)), tmp_path / "here")
+    assert looking.made == apart
+    warmup, learning = 3 * 32, 4 * (3 + 2 * 8)
+    settling = 3 * (1 + 4)  # at the start and whenever the log is written
+    assert len(apart) == warmup + learning + settling
+    updates = [order.amount for stage, order, _, _ in apart if stage == "policy"]
+    assert sum(updates) == 4 * 4
+
+
 def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: Any, tmp_path: Path, looking: Looking
 ) -> None:
     """With privileged critics and several tasks; the checkpoints have one form."""
     env = TensorConfig(task="point_mass", privileged=True, num_tasks=2)
@@ -150,18 +175,11 @@ def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
     recipe = replace(recipe, agent=replace(agent, v_max=10.0, normalize_reward=True))
     here = SplitLearnersConfig(lockstep=True)
     train(replace(recipe, topology=here), tmp_path / "whole")
-    true = RaySplitRun.take_turns
-
-    def take_turns(run: RaySplitRun) -> None:
-        true(run)
-        if run.vec_steps in (33, 45):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RaySplitRun, "take_turns", take_turns)
-        assert not train(recipe, tmp_path / "parts").finished
-        assert checkpoint.load(tmp_path / "parts").step == 33
-        assert not resume(tmp_path / "parts").finished
+    looking.when(33, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert not train(recipe, tmp_path / "parts").finished
+    assert checkpoint.load(tmp_path / "parts").step == 33
+    looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert not resume(tmp_path / "parts").finished
     assert checkpoint.load(tmp_path / "parts").step == 45
     assert resume(tmp_path / "parts", topology=here).finished
     one, two = (tensors(checkpoint.load(tmp_path / k).state) for k in ("whole", "parts"))
@@ -189,9 +207,10 @@ def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, lookin
     assert policy == pytest.approx(1 / 2, rel=0.05)
     assert result.counters.updates == 8 * (130 - 32)
     assert checkpoint.load(tmp_path / "run").state["policy_updates"] == 4 * (130 - 32)
+    assert looking.finished == {"actor": 130, "critic": 130, "policy": 130}
+    rounds = [stage for stage, order, _, _ in looking.made if order.amount or order.follows]
+    assert {stage: rounds.count(stage) for stage in PROCESSES} == looking.finished
     last = lines(tmp_path / "run")[-1]
-    waits = {stage: last[f"split/{stage}_wait_ms"] for stage in ("actor", "critic", "policy")}
-    assert 0 <= waits[slow] < max(waits.values()), waits
     for name in ("acting_policy", "critic_learner_policy", "policy_learner_critic"):
         assert 0 <= last[f"split/{name}_lag"] <= 2 * SplitLearnersConfig().lead
 
@@ -228,11 +247,15 @@ def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
 
 @pytest.mark.slow
 def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Looking) -> None:
-    recipe = pql(topology=on_ray(free=True), env=SkewedEnvConfig(seconds=0.2), log=RARELY)
+    """A simulator that stands still until many updates are made."""
+    marker = tmp_path / "go on"
+    env = SkewedEnvConfig(waits_at=40, marker=str(marker))
+    looking.when(39, marker.touch, updates=400)
     looking.when(45, lambda: os.kill(os.getpid(), signal.SIGINT))
-    result = train(recipe, tmp_path / "run")
+    result = train(pql(topology=on_ray(free=True), env=env, log=RARELY), tmp_path / "run")
     assert not result.finished
-    assert result.counters.updates > 2 * 8 * (result.counters.vec_steps - 32)
+    assert marker.exists()
+    assert result.counters.updates >= 400 > 8 * (result.counters.vec_steps - 32)
     assert_at_a_common_point(tmp_path / "run", result)
 
 
@@ -240,15 +263,14 @@ def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
     ray: Any, tmp_path: Path, looking: Looking, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recipe = pql(total_vec_steps=160, log=RARELY, checkpoint=CheckpointConfig(every_vec_steps=50))
-    looking.when(40, lambda: kill("SplitActor"))
-    looking.when(60, lambda: kill("CriticLearner"))
-    looking.when(70, lambda: kill("PolicyLearner"))
+    looking.when(40, lambda: kill("actor"))
+    looking.when(60, lambda: kill("critic"))
+    looking.when(70, lambda: kill("policy"))
     assert train(recipe, tmp_path / "run").finished
     said = capfd.readouterr().err
     for count, name in enumerate(("actor", "critic learner", "policy learner"), start=1):
         assert f"the {name} is lost (its process died); restart {count} of 10" in said
-    critic, policy = looking.ratios(80, 160)
-    assert (critic, policy) == (pytest.approx(8, rel=0.05), pytest.approx(1 / 2, rel=0.05))
+    assert looking.ratios(80, 160) == pytest.approx((8, 1 / 2), rel=0.05)
     state = checkpoint.load(tmp_path / "run").state
     assert state["updates"] == state["agent"]["updates"] == 8 * (160 - 32)
     assert state["policy_updates"] == 4 * (160 - 32)
@@ -267,8 +289,8 @@ def test_an_actor_is_replaced_and_a_learner_without_a_checkpoint_begins_again(
         checkpoint=CheckpointConfig(every_vec_steps=0),
         log=RARELY,
     )
-    looking.when(70, lambda: kill("SplitActor"))
-    looking.when(80, lambda: kill("CriticLearner"))
+    looking.when(70, lambda: kill("actor"))
+    looking.when(80, lambda: kill("critic"))
     result = train(recipe, tmp_path / "run")
     assert result.finished
     said = capfd.readouterr().err
@@ -335,7 +357,6 @@ def test_the_observations_of_the_policy_learner_count_where_the_replay_must_fit(
     memory = Observations(cfg, env.spec, seed=0, device=torch.device("cpu"))
     held = memory.obs.tensors().values()
     assert seen == sum(t.numel() * t.element_size() for t in held) == 100 * 8 * 3 * 4
-    assert SplitRun.bytes_beside(recipe, env.spec) == seen
     for free, fits in ((whole + seen, True), (whole + seen - 1, False)):
         monkeypatch.setattr(replay_module, "free_bytes", lambda device, free=free: free)
         if fits:
@@ -363,45 +384,32 @@ def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
 ) -> None:
     """Here in one process, called as Ray would."""
     packed = pack_recipe(pql(replay=ReplayConfig(capacity=800, n_step=3, storage="bf16")))
-    actor, critic, policy = (
-        kind(packed, 1, False) for kind in (SplitActor, CriticLearner, PolicyLearner)
-    )
-    spec = actor.start(0, 0, None)
-    critic.start(spec, policy.start(spec, 1, None, None), None, 0, None, None)
-    nothing = (0, None)
-    compiled, seen, rest = actor.collect(*nothing, *nothing)
-    assert compiled > 0
-    assert actor.collect(*nothing, *nothing)[0] == 0
-    monkeypatch.setattr(
-        EagerLearner, "ready", lambda self, count: not count or bool(self.times_made)
-    )
-    critic.round(0, [True], *nothing, seen, rest)
-    policy.round(0, *nothing, *nothing, seen)
-    compiled, weights, normal = critic.round(2, [], *nothing)
-    assert compiled > 0
-    assert policy.round(1, 1, weights, 1, normal)[0] > 0
-    assert policy.round(1, 1, weights, 1, normal)[0] == critic.round(2, [], *nothing)[0] == 0
-    state = critic.state_dict(*nothing, True)
-    other = CriticLearner(packed, 1, False)
-    other.start(spec, ("", 0), state, 4, None, None)
+    actor, critic, policy = (process(packed, 1, False) for process in PROCESSES.values())
+    nothing = (None, None, None)
+    setup = Setup(actor.start(Setup(), "", None, *nothing).spec)
+    policy.start(setup, "", None, *nothing)
+    critic.start(setup, "", None, *nothing)
+    outcome, seen, rest = actor.round(Order(1), (0, 0), None, None)
+    assert outcome.compile_seconds > 0
+    assert actor.round(Order(1), (0, 0), None, None)[0].compile_seconds == 0
+    monkeypatch.setattr(EagerLearner, "ready", lambda self, count: not count or bool(self.seen))
+    first = critic.round(Order(0, (True,)), (0,), None, seen, rest)
+    assert first[0].changed == ("critic", "statistics")
+    assert policy.round(Order(0, (True,)), (0, 0), None, None, seen)[0].changed == ("policy",)
+    outcome, weights, unchanged = critic.round(Order(2), (0,), None)
+    assert outcome.compile_seconds > 0
+    assert (outcome.changed, unchanged) == (("critic",), None)
+    given = (Order(1), (1, 1), weights, first[2])
+    assert policy.round(*given)[0].compile_seconds > 0
+    assert policy.round(*given)[0].compile_seconds == 0
+    assert critic.round(Order(2), (0,), None)[0].compile_seconds == 0
+    state = critic.ask("state_dict", True)
+    other = CriticLearnerProcess(packed, 1, False)
+    other.start(setup._replace(updates=4), "", state, *nothing)
     for learner in (critic, other):
-        learner.round(2, [False], *nothing, seen, rest)
-    one, two = (tensors(to_tensors(x.state_dict(*nothing, True))) for x in (critic, other))
+        learner.round(Order(2, (False,)), (0,), None, seen, rest)
+    one, two = (tensors(to_tensors(learner.ask("state_dict", True))) for learner in (critic, other))
     assert_same(one, two)
-
-
-def test_weights_travel_flat() -> None:
-    mixed = [
-        torch.randn(2, 3),
-        torch.tensor(5, dtype=torch.float64),
-        torch.randn(4),
-        torch.ones(()),
-    ]
-    arrays = flat(mixed)
-    assert [len(array) for array in arrays] == [11, 1]
-    copies = [torch.zeros_like(tensor) for tensor in mixed]
-    copy_flat_(copies, arrays)
-    assert all(torch.equal(one, two) for one, two in zip(mixed, copies, strict=True))
 
 
 @pytest.mark.slow
@@ -418,8 +426,8 @@ def test_pql_solves_the_pendulum_though_two_learners_were_killed(
         device="cpu",
         threads=1,
     )
-    looking.when(250, lambda: kill("CriticLearner"))
-    looking.when(350, lambda: kill("PolicyLearner"))
+    looking.when(250, lambda: kill("critic"))
+    looking.when(350, lambda: kill("policy"))
     assert train(recipe, tmp_path / "run").best_return >= -250.0
 
 
@@ -435,21 +443,21 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 from fleetfoot import train
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig
-from fleetfoot.topologies.pql.coordinator import RaySplitRun
+from fleetfoot.topologies.pql.loop import Coordinator
 from fleetfoot.topologies.pql.on_ray import OnRayConfig
 from topologies.test_split_on_ray import pql
 nodes = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
 workers = [nodes.add_node(num_cpus=1) for _ in range(3)]
-true, steps = RaySplitRun.work, [70, 90]
+true, steps = Coordinator.finished, [70, 90]
 
-def work(run):
-    true(run)
-    if steps and run.vec_steps >= steps[0]:
+def finished(run, *arguments):
+    true(run, *arguments)
+    if steps and run.journal.vec_steps >= steps[0]:
         steps.pop(0)
         nodes.remove_node(workers.pop(0))
         nodes.add_node(num_cpus=1)
 
-RaySplitRun.work = work
+Coordinator.finished = finished
 topology = SplitLearnersConfig(placement=OnRayConfig(address=nodes.address))
 result = train(pql(topology=topology, total_vec_steps=130), Path({str(tmp_path / "run")!r}))
 assert result.finished and not steps

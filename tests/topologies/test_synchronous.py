@@ -20,67 +20,25 @@ import torch._dynamo
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
-from fleetfoot.config import part
-from fleetfoot.envs.tensor import TensorConfig, TensorEnv
+from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution import Compiled
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
-from fleetfoot.log import LogConfig, NonFinite
-from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.log import NonFinite
 from fleetfoot.nn.simba import SimbaV2Config
-from fleetfoot.recipe import Recipe
-from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.rollout import rollout as true_rollout
 from fleetfoot.run.build import open_run
 from fleetfoot.run.clock import Clock
 from fleetfoot.topologies import synchronous as synchronous_module
-
-QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
-
-
-def small(name: str = "fast_td3/pendulum", **changes: Any) -> Recipe:
-    """A recipe cut down to a second: enough to cross episode ends, evaluations and saves."""
-    base = recipes.get(name)
-    agent: Any = base.agent
-    net = MLPConfig(hidden=(16,))
-    fields: dict[str, Any] = {
-        "agent": replace(agent, policy_net=net, critic_net=net),
-        "log": QUIET,
-        "evaluation": EvaluationConfig(every_vec_steps=100, episodes=2),
-        "checkpoint": CheckpointConfig(every_vec_steps=70),
-        "replay": ReplayConfig(capacity=8 * 100, n_step=3),
-        "num_envs": 8,
-        "batch_size": 16,
-        "total_vec_steps": 240,
-        "device": "cpu",
-        "threads": 1,
-    }
-    return replace(base, **(fields | changes))
-
-
-def tensors(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return {path: tree}
-    items = (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, (list, tuple))
-        else ()
-    )
-    return {k: v for key, value in items for k, v in tensors(value, f"{path}/{key}").items()}
-
-
-def agent_state(folder: Path) -> dict[str, torch.Tensor]:
-    return tensors(checkpoint.load(folder).state["agent"])
-
-
-def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == two.keys()
-    assert len(one) > 10
-    different = [k for k in one if not torch.equal(one[k], two[k])]
-    assert not different
+from support.runs import (
+    QUIET,
+    SpoiledConfig,
+    agent_state,
+    assert_same,
+    interrupted_at,
+    small,
+    tensors,
+)
 
 
 @pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
@@ -126,25 +84,13 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_state(
     assert_same(one, two)
 
 
-def interrupted_at(step: int) -> Any:
-    """A rollout during whose so-many-th step the user presses Ctrl-C."""
-
-    def rollout(*args: Any) -> Any:
-        for count, transition in enumerate(true_rollout(*args), start=1):
-            if count == step:
-                os.kill(os.getpid(), signal.SIGINT)
-            yield transition
-
-    return rollout
-
-
 DYING = """
 import os, signal, sys
 from pathlib import Path
 from fleetfoot.api import train
 from fleetfoot.rollout import rollout as true_rollout
 from fleetfoot.topologies import synchronous
-from topologies.test_synchronous import small
+from support.runs import small
 
 def dying(*args):
     for count, transition in enumerate(true_rollout(*args)):
@@ -200,35 +146,6 @@ def test_ctrl_c_saves_and_returns(tmp_path: Path) -> None:
     assert not result.finished
     assert checkpoint.load(tmp_path / "run").step == result.counters.vec_steps > 0
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@part
-class SpoiledConfig:
-    """The pendulum, until at one step something is no number."""
-
-    at: int = 150
-    what: str = "obs"
-
-    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
-        env = TensorConfig().build(num_envs, seed, device)
-        inner, count = env.step, 0
-
-        def step(action: torch.Tensor) -> Any:
-            nonlocal count
-            count += 1
-            out = inner(action)
-            if count != self.at:
-                return out
-            if self.what == "reward":
-                return out._replace(reward=out.reward * float("nan"))
-            bad = type(out.obs)(*(x if x is None else x * float("inf") for x in out.obs))
-            return out._replace(obs=bad, next_obs=bad)
-
-        env.step = step  # type: ignore[method-assign]
-        return env
-
-    def for_evaluation(self) -> TensorConfig:
-        return TensorConfig()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The algorithms, one file each, and the contract they fulfil."""

@@ -57,7 +57,7 @@ NETWORKS = ("policy", "critic", "critic_target")
 
 @part
 class BRCConfig:
-    """Defaults as published."""
+    """BRC: wide distributional critics for many tasks, with task vectors and rewards scaled per task."""
 
     v_max: float = 10.0
     """The atoms reach from -v_max to v_max."""
@@ -116,6 +116,8 @@ class BRCConfig:
 
 
 class BRC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar = ("critic_loss", "policy_loss", "alpha_loss")
     periods = ()
     state_attrs = (

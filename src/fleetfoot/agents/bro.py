@@ -62,7 +62,7 @@ DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
 
 @part
 class BROConfig:
-    """Defaults as published."""
+    """BRO: wide regularised critics, an optimistic second actor and resets."""
 
     quantiles: int | None = 100
     """Of each critic (K); None: plain values, learned with the squared error."""
@@ -122,6 +122,8 @@ class BROConfig:
 
 
 class BRO(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar = ("critic_loss", "policy_loss", "optimist_loss")
     periods = ()
     state_attrs = (

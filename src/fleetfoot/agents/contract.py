@@ -7,6 +7,8 @@ offered      protocols with more methods, each of which one topology or feature 
              server, initial priorities, diagnosis. A function `as_...` gives the agent back with that type, or
              raises a `UserError` of one sentence.
 known early  `Traits`, which a config states, because a topology must know them before an agent is built.
+
+Above 300 lines, most of them docstrings: whoever writes an agent finds everything that is asked of it in one file.
 """
 
 from __future__ import annotations
@@ -60,10 +62,11 @@ class Accelerated(Agent, Protocol):
     own, and nothing changed. Usually the losses. They are also what several seeds compute as one."""
 
     @property
-    def periods(self) -> tuple[int, ...]:
+    def periods(self) -> tuple[int | tuple[int, int], ...]:
         """The period, in updates, of everything in `update` that the host decides: `(policy_every, target_every)`,
-        where `updates % period == 0` after counting. `()`: all updates make the same operations. Updates that the same
-        periods divide share a CUDA graph, so an agent may declare this only if the host decides nothing else, and draws
+        where `updates % period == 0` after counting, or a pair (period, phase), where it is `phase % period`. `()`: all
+        updates make the same operations. Updates that the same
+        periods divide share a recording, so an agent may declare this only if the host decides nothing else, and draws
         no random numbers but from the `RandomStream`s among its attributes."""
         ...
 
@@ -231,21 +234,26 @@ def compiled_methods(agent: Agent) -> tuple[str, ...] | None:
     return names
 
 
-def periods(agent: Agent) -> tuple[int, ...] | None:
-    """None where the agent declares none, so that nobody knows which of its updates are alike."""
+def periods(agent: Agent) -> tuple[tuple[int, int], ...] | None:
+    """Pairs (period, phase); None where the agent declares none: nobody knows which of its updates are alike."""
     declared = getattr(agent, "periods", None)
     if declared is None:
         return None
-    if not (isinstance(declared, tuple) and all(isinstance(p, int) and p > 0 for p in declared)):
+    pairs = (
+        [p if isinstance(p, tuple) else (p, 0) for p in declared]
+        if isinstance(declared, tuple)
+        else [()]
+    )
+    if not all(len(p) == 2 and all(isinstance(n, int) for n in p) and p[0] > 0 for p in pairs):
         raise UserError(
             f"{type(agent).__name__}.periods must be a tuple of numbers of updates, 1 or more each, not {declared!r}."
         )
-    return declared
+    return tuple((period, phase) for period, phase in pairs)
 
 
-def every(period: int, updates: int, count: int) -> tuple[bool, ...]:
-    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`?"""
-    return tuple((updates + i) % period == 0 for i in range(1, count + 1))
+def every(period: int, updates: int, count: int, phase: int = 0) -> tuple[bool, ...]:
+    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`, or `phase` above one?"""
+    return tuple((updates + i - phase) % period == 0 for i in range(1, count + 1))
 
 
 def as_actor_critic(agent: Agent) -> ActorCritic:
@@ -278,6 +286,8 @@ def why_not_stacked(agent: Agent) -> str | None:
             return f"its {name} is a bare torch.Generator and no RandomStream"
         if isinstance(value, nn.Parameter):
             return f"its {name} is in no module"
+        if isinstance(value, torch.optim.Optimizer):
+            return f"its {name} is a bare torch optimiser and not built by fleetfoot.optim"
     return None
 
 

@@ -63,7 +63,7 @@ PLAIN = AdamConfig(lr=3e-4)
 
 @part
 class DACConfig:
-    """Defaults as published."""
+    """DAC: a pessimistic actor that is evaluated and an optimistic one that collects."""
 
     pessimism: float = 1.0
     """Share of the critics' spread that the policy's loss takes off their mean (b_low); 1: the smaller critic."""
@@ -137,6 +137,8 @@ class DACConfig:
 
 
 class DAC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar = ("critic_loss", "policy_loss", "optimist_loss")
     periods = ()
     state_attrs = (

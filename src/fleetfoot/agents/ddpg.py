@@ -137,6 +137,8 @@ class InitialPriority(nn.Module):
 
 
 class DDPG(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy",)
     state_attrs = (

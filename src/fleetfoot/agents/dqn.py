@@ -165,6 +165,8 @@ class InitialPriority(nn.Module):
 
 
 class DQN(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss",)
     state_attrs = ("policy", "critic_target", "step_critic")  # the critic is inside the policy
 

@@ -46,7 +46,7 @@ from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 @part
 class FastSACConfig:
-    """Soft actor-critic in the large-batch regime of FastTD3."""
+    """FastSAC: SAC with distributional critics, for thousands of environments."""
 
     v_min: float = -250.0
     """Smallest value the critics can express."""
@@ -99,6 +99,8 @@ class FastSACConfig:
 
 
 class FastSAC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy", "step_alpha", "policy_noise")
     state_attrs = (

@@ -56,7 +56,7 @@ from fleetfoot.rng import RandomStream, seeded_init
 
 @part
 class FastTD3Config:
-    """Defaults as published for large batches."""
+    """FastTD3: TD3 with distributional critics, for thousands of environments."""
 
     v_min: float = -250.0
     """Smallest value the critics can express."""
@@ -103,6 +103,8 @@ class FastTD3Config:
 
 
 class FastTD3(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy",)
     state_attrs = (

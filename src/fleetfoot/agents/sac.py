@@ -28,6 +28,8 @@ Choices where the study could not be read, and deviations:
     [3] ReDo restarts units of the critics; new incoming weights are drawn one unit at a time from the distribution that
         a column of an orthogonal start has.
     [4] GPL's spread is that of the two critics of the batch; the original has ten critics.
+
+Above 300 lines: 64 algorithms.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class ReDoConfig:
 
 @part
 class SACConfig:
-    """Soft actor-critic with a slot for each family of regularisers."""
+    """SAC with a choice of bound, regularisation and plasticity."""
 
     bound: BoundConfig = FixedBoundConfig(beta=1.0)
     """What an action is worth, given the values of the critics. beta 0: their mean; 1: the smaller."""
@@ -139,6 +141,8 @@ def is_hidden(module: nn.Module) -> bool:
 
 
 class SAC(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar[tuple[str, ...]] = (
         "critic_loss",
         "policy_loss",

@@ -65,7 +65,7 @@ NET = MLPConfig(hidden=(256, 256), start="orthogonal")
 
 @part
 class VPLConfig:
-    """SAC with pessimism learned from held-out rows."""
+    """VPL: SAC whose pessimism is learned from the errors of its critics."""
 
     bound: LearnedBoundConfig | FixedBoundConfig = LearnedBoundConfig()
     """Where beta comes from: rows held out; with learns_from="batch", the rows that the critics learn from (for
@@ -111,6 +111,8 @@ class VPLConfig:
 
 
 class VPL(Stateful):
+    """The agent; the equations are at the top of this file."""
+
     compiled_methods: ClassVar = ("critic_loss", "policy_loss", "alpha_loss", "bound_loss")
     periods = ()
     state_attrs = (

@@ -22,8 +22,7 @@ from pathlib import Path
 from fleetfoot.checkpoint.read import Loaded, load, steps
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
-from fleetfoot.config import part
-from fleetfoot.errors import UserError
+from fleetfoot.config import at_least, part
 
 __all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "steps", "unpack"]
 
@@ -32,17 +31,15 @@ __all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "steps", 
 class CheckpointConfig:
     """When checkpoints are written and what they hold."""
 
-    every_vec_steps: int = 5_000  # 0: only at the end and on Ctrl-C
-    replay: bool = True  # False: small checkpoints, but a resumed run starts with an empty replay
-    keep: int = 1  # how many of the newest stay on disk; the best one stays in any case
+    every_vec_steps: int = 5_000
+    """Vec steps between checkpoints; 0: only at the end and on Ctrl-C."""
+    replay: bool = True
+    """Save the replay too. Without it checkpoints are small, and a resumed run starts with an empty replay."""
+    keep: int = 1
+    """How many of the newest stay on disk; the best one stays in any case."""
 
     def __post_init__(self) -> None:
-        if self.every_vec_steps < 0:
-            raise UserError(
-                f"checkpoint.every_vec_steps is {self.every_vec_steps}; give 0 (never) or more"
-            )
-        if self.keep < 1:
-            raise UserError(f"checkpoint.keep is {self.keep}; give 1 (the newest) or more")
+        at_least(self, "checkpoint", every_vec_steps=0, keep=1)
 
     def due(self, vec_steps: int) -> bool:
         return self.every_vec_steps > 0 and vec_steps % self.every_vec_steps == 0

@@ -21,6 +21,8 @@ class Options:
 
 
 class Finding(NamedTuple):
+    """One line of the report."""
+
     what: str
     state: str  # what was found
     missing: str = ""  # what to do about it, where something is missing

@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "bench": (
         "fleetfoot.cli.bench",
-        "measure: fleetfoot bench env | atari | envpool | apex | replay | peers",
+        "measure speed and learning: fleetfoot bench NAME",
     ),
 }
 
@@ -62,9 +62,9 @@ def speaks() -> bool:
 def complain(error: UserError) -> int:
     line: str | None = str(error)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        from fleetfoot.run.ranks import line_for  # slow to import, and rarely needed
+        from fleetfoot.run.ranks import error_line  # slow to import, and rarely needed
 
-        line = line_for(error)
+        line = error_line(error)
     if line is None:
         return (
             0  # a failure here would make torchrun end the process that is about to tell the user

@@ -15,7 +15,7 @@ class Options:
     """Film a run's policy: fleetfoot record RUN [options]."""
 
     out: Path | None = None
-    """The MP4 to write; by default in the run's videos/."""
+    """The film to write, .mp4 or .gif; by default an MP4 in the run's videos/."""
     seconds: float = 10.0
     """Simulated seconds to film."""
     which: Literal["best", "last"] = "best"

@@ -9,12 +9,13 @@ from fleetfoot import api
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.run_folder import take_run
 from fleetfoot.cli.train import finish, finish_seeds
-from fleetfoot.cli.usage import show_usage
 from fleetfoot.run import folder as folders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `fleetfoot resume` takes besides the fields of the recipe that may change."""
+
     restart: bool = False
     """Train from the start a run that was stopped before its first checkpoint."""
     video: bool = True
@@ -24,11 +25,12 @@ class Options:
 def run(args: list[str], imports: list[str]) -> int:
     folder, rest = take_run(args, "resume")
     if folder is None:
-        return show_usage(
-            "resume RUN [--total-vec-steps ...] [--restart] [--no-video]",
+        print(
+            "usage: fleetfoot resume RUN [--total-vec-steps ...] [--restart] [--no-video]\n\n"
             "Go on from a run's last checkpoint. Fields that may change: "
-            f"{', '.join(folders.RESUMABLE)}; fleetfoot resume RUN --help shows their values.",
+            f"{', '.join(folders.RESUMABLE)}; fleetfoot resume RUN --help shows their values."
         )
+        return 0
     seeds = folders.seed_folders(folder)
     stored = folders.read_recipe(seeds[0] if seeds else folder)
     # Every field is understood, so that one that may not change gets its reason; the help shows those that may.

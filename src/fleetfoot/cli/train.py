@@ -9,24 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetfoot import api, recipes
+from fleetfoot import api, checkpoint, recipes
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
 from fleetfoot.cli.run_folder import command_line, program
 from fleetfoot.errors import UserError
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.run.folder import load_own_parts
+from fleetfoot.run.folder import has_checkpoint, load_own_parts, seed_folders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """What `fleetfoot train` takes besides the fields of the recipe."""
+
     folder: Path | None = None
     """Run folder; by default a new one under runs/."""
     video: bool = True
     """Film the best policy at the end."""
     seeds: int = 1
-    """Train so many seeds, from --seed on, as one batched computation; each has a run folder of its own."""
+    """Train so many seeds, from --seed on, each in a run folder of its own: as one batched computation where the recipe
+    allows it, otherwise one after the other."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -36,11 +39,19 @@ def run(args: list[str], imports: list[str]) -> int:
     load_own_parts()
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
+    check_either(args, "--replay.capacity", "--replay.capacity-gib")
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
     needed = [*imports, *([module] if module else [])]
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
+
+
+def check_either(args: Sequence[str], one: str, other: str) -> None:
+    """UserError where the line has both of two flags that state the same thing."""
+    given = {word.split("=")[0].replace("_", "-") for word in args}
+    if {one, other} <= given:
+        raise UserError(f"{one} and {other} state the same thing; give one of them.")
 
 
 def own_recipe(name: str) -> Recipe:
@@ -68,23 +79,40 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
     if video and result.finished:
         try:
             film = api.record_run(folder)
-        except UserError as why:
-            print(f"fleetfoot: no video: {why}", file=sys.stderr)
+        except (Exception, KeyboardInterrupt) as error:  # the training was good, whatever fails now
+            print(f"fleetfoot: no video: {_one_line(error)}", file=sys.stderr)
     print(report(result, film, imports))
     return 0 if result.finished else INTERRUPTED
 
 
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
-    """Say what came out of each seed, and of all together."""
-    finished = all(result.finished for result in results)
-    for result in results:
-        print(f"{result.folder}   last {result.last_return:,.1f}, best {result.best_return:,.1f}")
-    last = [result.last_return for result in results]
-    print(f"mean of {len(last)} seeds: last {sum(last) / len(last):,.1f}")
-    if not finished:
-        print("interrupted and saved; to go on:")
-        print("  " + command_line("resume", results[0].folder.parent, imports=imports))
-    return 0 if finished else INTERRUPTED
+    """Say what came out of each seed, and of all together. Seeds that were finished before have no result now."""
+    place = results[0].folder.parent
+    returns = []
+    for folder in seed_folders(place):
+        if not has_checkpoint(folder):
+            print(f"{folder}   not begun")
+            continue
+        state = checkpoint.load(folder, with_replay=False).state
+        if math.isnan(state["last_return"]):
+            print(f"{folder}   not evaluated yet")
+            continue
+        print(f"{folder}   last {state['last_return']:,.1f}, best {state['best_return']:,.1f}")
+        returns.append(state["last_return"])
+    if len(returns) > 1:
+        print(f"mean of {len(returns)} seeds: last {sum(returns) / len(returns):,.1f}")
+    if all(result.finished for result in results):
+        return 0
+    print("interrupted and saved; to go on:")
+    print("  " + command_line("resume", place, imports=imports))
+    return INTERRUPTED
 
 
 def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Many runs beside each other: aggregates with their uncertainty, curves, pictures."""
+"""Comparison of many runs: aggregates with confidence intervals, curves, figures."""
 
 from __future__ import annotations
 

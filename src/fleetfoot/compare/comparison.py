@@ -1,4 +1,4 @@
-"""Compare groups of runs at equal environment steps, and along both axes: environment steps and time."""
+"""Compare groups of runs after the same number of environment steps, and as curves over steps and time."""
 
 from __future__ import annotations
 
@@ -25,32 +25,36 @@ from fleetfoot.errors import UserError, nearest
 Metric = Literal["auto", "return", "success"]
 Axis = Literal["env_steps", "train_seconds"]
 AXES: tuple[Axis, ...] = ("env_steps", "train_seconds")
-MOST_POINTS = 100  # of a curve
+MAX_POINTS = 100  # of a curve
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What to compare, and how."""
+    """What to compare, and how: the options of `fleetfoot compare`."""
 
     by: tuple[str, ...] = ()
     metric: Metric = "auto"
     ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     everywhere: Range | None = None  # for tasks that `ranges` does not name
-    at: int | None = None  # env steps; None: as many as all runs of a task have made
+    at: int | None = None  # env steps; None: the length of the shortest run of each task
     baseline: str = ""  # empty: the first group
-    unfinished: bool = False  # keep runs that have not made all their steps
+    unfinished: bool = False  # include runs that have not made all their steps
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
 
 
 @dataclass(frozen=True)
 class TaskScale:
+    """How the results of one task become scores."""
+
     metric: Literal["return", "success"]
-    range: Range | None  # None: returns as they are
+    range: Range | None  # None: scores are returns
     at_env_steps: float
 
 
 @dataclass(frozen=True)
 class Curve:
+    """The score over steps or seconds: of a group the interquartile mean and its interval, of a run its own."""
+
     x: list[float]
     y: list[float]
     low: list[float] | None  # None: one run per task
@@ -59,18 +63,22 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
+    """The runs that are summarised together, and their statistics."""
+
     name: str
     scores: dict[str, dict[str, float]]  # task -> run folder -> score
     seeds: dict[str, list[int]]
     iqm: Estimate
-    optimality_gap: Estimate | None  # None where scores are returns as they are
-    improvement: Estimate | None  # over the baseline; None: it is the baseline
+    optimality_gap: Estimate | None  # None: scores are returns
+    improvement: Estimate | None  # over the baseline; None: this is the baseline
     curves: dict[Axis, Curve]
-    task_curves: dict[str, dict[Axis, list[Curve]]]  # one for each run
+    task_curves: dict[str, dict[Axis, list[Curve]]]  # one per run
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """All groups, on the tasks they have in common."""
+
     groups: list[Group]
     tasks: dict[str, TaskScale]
     baseline: str
@@ -94,19 +102,20 @@ def compare(runs: Sequence[Run], ask: Ask) -> Comparison:
     for run, name in zip(runs, labels, strict=True):
         table[name].setdefault(run.task, []).append(run)
     shared = _shared_tasks(table, notes)
-    kept = [(r, n) for r, n in zip(runs, labels, strict=True) if r.task in shared]
-    notes += mixtures([r for r, _ in kept], [n for _, n in kept])
+    compared = [(r, n) for r, n in zip(runs, labels, strict=True) if r.task in shared]
+    notes += mixtures([r for r, _ in compared], [n for _, n in compared])
     scales = {
-        task: _scale([run for run, _ in kept if run.task == task], task, len(shared), ask, notes)
+        task: _scale(
+            [run for run, _ in compared if run.task == task], task, len(shared), ask, notes
+        )
         for task in shared
     }
-    few = [n for n in names if any(len(table[n][task]) == 1 for task in shared)]
-    if few:
-        notes.append(f"one seed only on some task, so no spread to judge by: {', '.join(few)}.")
+    if single := [n for n in names if any(len(table[n][task]) == 1 for task in shared)]:
+        notes.append(f"one seed only on some task, so its spread is unknown: {', '.join(single)}.")
     baseline = ask.baseline or names[0]
     if baseline not in table:
         raise UserError(
-            f"there is no group {baseline!r}.{nearest(baseline, names)} There are {', '.join(names)}."
+            f"there is no group {baseline!r}.{nearest(baseline, names)} The groups are {', '.join(names)}."
         )
     scores = {
         name: {
@@ -122,8 +131,8 @@ def compare(runs: Sequence[Run], ask: Ask) -> Comparison:
 
 
 def _usable(runs: Sequence[Run], ask: Ask, notes: list[str]) -> list[Run]:
-    """The runs that can be compared, with a note on each that cannot."""
-    kept = []
+    """The runs that can be compared, with a note about each that cannot."""
+    usable = []
     for run in runs:
         if len(run.returns) == 0:
             notes.append(f"{run.folder} has no evaluations yet and is left out.")
@@ -135,39 +144,39 @@ def _usable(runs: Sequence[Run], ask: Ask, notes: list[str]) -> list[Run]:
         elif run.done < 1.0 and not ask.unfinished and ask.at is None:
             notes.append(
                 f"{run.folder} has made {run.done:.0%} of its steps and is left out "
-                "(--unfinished keeps it, and compares where all have come to)."
+                "(--unfinished includes it and compares runs at the length of the shortest)."
             )
         else:
-            kept.append(run)
-    if not kept:
+            usable.append(run)
+    if not usable:
         raise UserError(
             "there is nothing to compare: " + (notes[0] if notes else "no runs were given.")
         )
-    return kept
+    return usable
 
 
 def _shared_tasks(table: Mapping[str, Mapping[str, list[Run]]], notes: list[str]) -> list[str]:
-    """The tasks that every group has runs of: anything else would compare tasks, not groups."""
-    every = list(dict.fromkeys(task for tasks in table.values() for task in tasks))
-    shared = [task for task in every if all(task in tasks for tasks in table.values())]
+    """The tasks that every group has runs of. Other tasks would make groups differ in their tasks."""
+    all_tasks = list(dict.fromkeys(task for tasks in table.values() for task in tasks))
+    shared = [task for task in all_tasks if all(task in tasks for tasks in table.values())]
     if not shared:
-        told = "; ".join(f"{name}: {', '.join(tasks)}" for name, tasks in table.items())
-        raise UserError(f"these groups have no task in common ({told}).")
-    if left := [task for task in every if task not in shared]:
-        notes.append(f"left out, since not every group has runs of them: {', '.join(left)}.")
+        tasks_by_group = "; ".join(f"{name}: {', '.join(tasks)}" for name, tasks in table.items())
+        raise UserError(f"these groups have no task in common ({tasks_by_group}).")
+    if omitted := [task for task in all_tasks if task not in shared]:
+        notes.append(f"left out, because not every group has runs of them: {', '.join(omitted)}.")
     return shared
 
 
 def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -> TaskScale:
-    """How the runs of one task are scored: by what, between which bounds, and after how many steps."""
-    told = all(run.success is not None for run in runs)
-    if ask.metric == "success" and not told:
-        silent = next(run for run in runs if run.success is None)
+    """How the runs of one task are scored: the metric, its bounds, and after how many steps."""
+    has_success = all(run.success is not None for run in runs)
+    if ask.metric == "success" and not has_success:
+        without = next(run for run in runs if run.success is None)
         raise UserError(
-            f"{silent.folder} has evaluations that do not tell success; --metric return."
+            f"{without.folder} has evaluations without a success rate; use --metric return."
         )
     metric: Literal["return", "success"] = (
-        "success" if told and ask.metric != "return" else "return"
+        "success" if has_success and ask.metric != "return" else "return"
     )
     ends = sorted({float(run.env_steps[-1]) for run in runs})
     at = ends[0] if ask.at is None else float(ask.at)
@@ -186,19 +195,19 @@ def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -
         low, high = float(values.min()), float(values.max())
         bounds = (low, high if high > low else low + 1.0)
         notes.append(
-            f"{task} has no range of returns that is known; 0 and 1 are the lowest and the highest evaluation of "
-            f"these runs, {low:,.1f} and {high:,.1f} (--ranges FILE gives one)."
+            f"{task} has no range of returns that is known; scores 0 and 1 are the lowest and the highest evaluation "
+            f"of these runs, {low:,.1f} and {high:,.1f} (--ranges FILE sets a range)."
         )
     elif bounds is None:
         notes.append(
             f"{task} has no range of returns that is known, so scores are returns and there is no optimality gap "
-            "(--low and --high give one)."
+            "(--low and --high set a range)."
         )
     return TaskScale(metric, bounds, at)
 
 
 def _values(run: Run, scale: TaskScale) -> Floats:
-    """The scores of a run's evaluations."""
+    """The scores of all evaluations of a run."""
     values = run.returns if scale.metric == "return" or run.success is None else run.success
     if scale.range is None:
         return values
@@ -207,7 +216,7 @@ def _values(run: Run, scale: TaskScale) -> Floats:
 
 
 def _score(run: Run, scale: TaskScale) -> float:
-    """At the step where all are compared; between two evaluations, on the straight line that joins them."""
+    """The score at the step of the comparison, interpolated linearly between two evaluations."""
     return float(np.interp(scale.at_env_steps, run.env_steps, _values(run, scale)))
 
 
@@ -231,11 +240,11 @@ def _group(
     normalised = all(scale.range is not None for scale in scales.values())
     curves = {}
     for axis in AXES:
-        made = _curve({task: runs[task] for task in scales}, scales, axis, boot)
-        if made is None:
-            notes.append(f"{name} has no curve over {axis}: its runs share no stretch of it.")
+        curve = _curve({task: runs[task] for task in scales}, scales, axis, boot)
+        if curve is None:
+            notes.append(f"{name} has no curve over {axis}: the ranges of its runs do not overlap.")
         else:
-            curves[axis] = made
+            curves[axis] = curve
     return Group(
         name=name,
         scores={task: dict(of) for task, of in scores[name].items()},
@@ -245,7 +254,7 @@ def _group(
         improvement=None if name == baseline else estimate(boot, better, [*ours, *theirs]),
         curves=curves,
         task_curves={
-            task: {axis: [_alone(run, scale, axis) for run in runs[task]] for axis in AXES}
+            task: {axis: [_run_curve(run, scale, axis) for run in runs[task]] for axis in AXES}
             for task, scale in scales.items()
         },
     )
@@ -254,15 +263,15 @@ def _group(
 def _curve(
     runs: Mapping[str, list[Run]], scales: Mapping[str, TaskScale], axis: Axis, boot: Bootstrap
 ) -> Curve | None:
-    """The interquartile mean along an axis, over the stretch that all runs of the group have."""
-    places: list[Floats] = [getattr(run, axis) for members in runs.values() for run in members]
-    first, last = max(x[0] for x in places), min(x[-1] for x in places)
+    """The interquartile mean along an axis, over the range that all runs of the group cover."""
+    positions: list[Floats] = [getattr(run, axis) for members in runs.values() for run in members]
+    first, last = max(x[0] for x in positions), min(x[-1] for x in positions)
     if first > last:
         return None
-    grid = np.unique(np.concatenate(places))
+    grid = np.unique(np.concatenate(positions))
     grid = grid[(grid >= first) & (grid <= last)]
-    if axis == "train_seconds" or len(grid) > MOST_POINTS:  # no two runs have the same seconds
-        grid = np.linspace(first, last, min(MOST_POINTS, 4 * max(len(x) for x in places)))
+    if axis == "train_seconds" or len(grid) > MAX_POINTS:  # no two runs share points in time
+        grid = np.linspace(first, last, min(MAX_POINTS, 4 * max(len(x) for x in positions)))
     samples = [
         np.stack([np.interp(grid, getattr(run, axis), _values(run, scales[task])) for run in of])
         for task, of in runs.items()
@@ -272,5 +281,5 @@ def _curve(
     return Curve(grid.tolist(), y.tolist(), low, high)
 
 
-def _alone(run: Run, scale: TaskScale, axis: Axis) -> Curve:
+def _run_curve(run: Run, scale: TaskScale, axis: Axis) -> Curve:
     return Curve(getattr(run, axis).tolist(), _values(run, scale).tolist(), None, None)

@@ -1,4 +1,4 @@
-"""A comparison as pictures."""
+"""Figures of a comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS: dict[Axis, str] = {
     "env_steps": "environment steps",
     "train_seconds": "seconds of training",
 }
-STYLES = ("-", "--", ":", "-.")  # the ten colours begin again after ten groups
+STYLES = ("-", "--", ":", "-.")  # change after ten groups, when the colours repeat
 DPI = 130
 
 
@@ -34,7 +34,8 @@ def draw(made: Comparison, folder: Path) -> list[Path]:
 def _save(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})  # the same bytes from any version
+    # Without the version of matplotlib, so that the bytes do not depend on it.
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
     pyplot.close(figure)
     return path
 
@@ -103,7 +104,7 @@ def _tasks(made: Comparison) -> Any:
 
 
 def _scaled(axis: Axis, x: Sequence[float], made: Comparison) -> list[float]:
-    """Long runs in minutes."""
+    """In minutes where a run is long."""
     return [value / 60 for value in x] if axis == "train_seconds" and _long(made) else list(x)
 
 
@@ -150,17 +151,17 @@ def _scores(made: Comparison) -> Any:
     )
     for panel, (title, pick) in zip(panels.flat, columns, strict=True):
         for place, group in enumerate(made.groups):
-            found = pick(group)
-            if found is None:
+            estimate = pick(group)
+            if estimate is None:
                 continue
-            if found.interval is not None:
-                low, high = found.interval
+            if estimate.interval is not None:
+                low, high = estimate.interval
                 panel.barh(place, high - low, 0.6, left=low, color=f"C{place % 10}", alpha=0.6)
-            panel.vlines(found.value, place - 0.3, place + 0.3, color="black", lw=1.6)
+            panel.vlines(estimate.value, place - 0.3, place + 0.3, color="black", lw=1.6)
         panel.set_title(title, fontsize="medium")
         panel.grid(axis="x", alpha=0.3)
         panel.locator_params(axis="x", nbins=5)
-        panel.use_sticky_edges = False  # bars would have no margin where they begin
+        panel.use_sticky_edges = False  # otherwise bars have no margin at their left end
         panel.margins(x=0.08)
         for side in ("top", "right", "left"):
             panel.spines[side].set_visible(False)

@@ -1,4 +1,4 @@
-"""Which runs belong together: by the names of their recipes, or by fields of them."""
+"""Groups of runs, by the names of their recipes or by recipe fields."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from typing import Any
 from fleetfoot.compare.runs import Run
 from fleetfoot.errors import UserError, nearest
 
-# Fields in which the runs of one group may differ: none changes what is learned from a step.
-ASIDE = ("name", "seed", "total_vec_steps", "evaluation", "log", "checkpoint", "device", "threads")
+# Fields in which the runs of a group may differ: they do not change what is learned from a step.
+IGNORED_FIELDS = (
+    "name",
+    "seed",
+    "total_vec_steps",
+    "evaluation",
+    "log",
+    "checkpoint",
+    "device",
+    "threads",
+)
 
 
 def groups_of(runs: Sequence[Run], by: Sequence[str] = ()) -> list[str]:
@@ -32,8 +41,11 @@ def groups_of(runs: Sequence[Run], by: Sequence[str] = ()) -> list[str]:
 
 
 def _by_name(runs: Sequence[Run]) -> list[str]:
-    """Recipes are called family/task. Where a family has one recipe for each of several tasks, the family is the group;
-    otherwise the recipe is, for the names then differ in something else."""
+    """The group of each run, by the name of its recipe.
+
+    Recipes are called family/task. Where a family has one recipe for each of several tasks, the family is the group.
+    Otherwise the names differ in something else, and the recipe is the group.
+    """
     tasks: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for run in runs:
         tasks[_family(run)].add((run.name, run.task))
@@ -51,11 +63,11 @@ def _family(run: Run) -> str:
 
 
 def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
-    """A line for each group that holds runs of one task which differ in more than their seeds."""
-    together: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+    """A line for each group whose runs of one task differ in more than their seeds."""
+    members_of: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     for run, group in zip(runs, groups, strict=True):
-        together[group, run.task].append(run)
-    for (group, task), members in together.items():
+        members_of[group, run.task].append(run)
+    for (group, task), members in members_of.items():
         fields = [dict(_flat(run.recipe)) for run in members]
         names = sorted({name for one in fields for name in one if _counts(name, one[name])})
         for name in names:
@@ -63,20 +75,20 @@ def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
             if len(values) > 1:
                 some = " and ".join(values) if len(values) < 4 else f"{len(values)} values"
                 yield (
-                    f"{group} on {task} mixes runs whose {name} differs ({some}); --by {name} parts them."
+                    f"{group} on {task} mixes runs whose {name} differs ({some}); --by {name} separates them."
                 )
         seeds = [run.seed for run in members]
-        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-        if twice:
-            yield f"{group} on {task} has seed {', '.join(map(str, twice))} more than once."
+        repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if repeated:
+            yield f"{group} on {task} has seed {', '.join(map(str, repeated))} more than once."
 
 
 def _counts(name: str, value: Any) -> bool:
-    return name.split(".")[0] not in ASIDE and not name.startswith("topology.ray")
+    return name.split(".")[0] not in IGNORED_FIELDS and not name.startswith("topology.ray")
 
 
 def _flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field by its dotted name. A part stands for its class, and its own fields follow."""
+    """Every field by its dotted name. The value of a part is its class; its fields follow."""
     for key, value in tree.items():
         if key == "part":
             continue

@@ -1,7 +1,7 @@
 """Aggregates over runs and tasks with stratified bootstrap intervals (Agarwal et al. 2021, arXiv 2108.13264).
 
-Scores are one array [runs] per task, and tasks may have different numbers of runs. Each bootstrap draws, for every
-task, as many runs as it has, with replacement.
+Scores are one array [runs] per task, and tasks may have different numbers of runs. Each bootstrap sample draws the runs
+of every task with replacement.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
+    """A statistic and its 95 % interval."""
+
     value: float
-    interval: tuple[float, float] | None  # None: with one run per task nothing can be said
+    interval: tuple[float, float] | None  # None: there is only one run per task
 
 
 @dataclass(frozen=True)
 class Bootstrap:
+    """How intervals are estimated: resamples, and the seed they are drawn with."""
+
     reps: int = 5_000
     seed: int = 0
 
@@ -35,7 +39,7 @@ class Bootstrap:
         if self.reps < 100:
             raise UserError(f"--reps must be at least 100, not {self.reps}.")
         if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed must be 0 or more, and below 2^32, not {self.seed}.")
+            raise UserError(f"--seed must be at least 0 and below 2^32, not {self.seed}.")
 
     def __call__(
         self, aggregate: Callable[..., Floats], *samples: Floats
@@ -44,7 +48,7 @@ class Bootstrap:
         library = rliable()
         if max(len(sample) for sample in samples) < 2:
             return aggregate(*samples), None
-        # Each sample gets an axis of tasks, of length one; rliable then draws from each apart.
+        # Each sample gets a task axis of length one, so that rliable draws from each independently.
         columns = [sample[:, None] for sample in samples]
 
         def flat(*drawn: Floats) -> Floats:
@@ -58,30 +62,30 @@ class Bootstrap:
 
 
 def interquartile_mean(*tasks: Floats) -> Floats:
-    """The mean of all runs but the lowest and the highest quarter, [1], or [P] of samples [runs, P]."""
+    """The mean without the lowest and the highest quarter of all runs: [1], or [P] of samples [runs, P]."""
     ordered = np.sort(np.concatenate(tasks), axis=0)
-    cut = len(ordered) // 4  # of 4k + 1 to 4k + 3 runs, k at either end, as rliable does
-    return np.atleast_1d(ordered[cut : len(ordered) - cut].mean(axis=0))
+    quarter = len(ordered) // 4  # rounded down, as in rliable
+    return np.atleast_1d(ordered[quarter : len(ordered) - quarter].mean(axis=0))
 
 
 def optimality_gap(*tasks: Floats) -> Floats:
-    """How far the runs stay below a score of 1, on average; what is above 1 counts as 1."""
+    """The mean distance of the runs below a score of 1; scores above 1 count as 1."""
     return np.atleast_1d(1.0 - np.minimum(np.concatenate(tasks), 1.0).mean())
 
 
 def improvement(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Floats:
     """The probability that a run of ours scores higher than one of theirs, mean over tasks; a tie counts half."""
-    won = []
+    probabilities = []
     for x, y in zip(ours, theirs, strict=True):
-        ahead = x[:, None] - y[None, :]
-        won.append(np.mean((ahead > 0) + 0.5 * (ahead == 0)))
-    return np.atleast_1d(np.mean(won))
+        difference = x[:, None] - y[None, :]
+        probabilities.append(np.mean((difference > 0) + 0.5 * (difference == 0)))
+    return np.atleast_1d(np.mean(probabilities))
 
 
 def estimate(
     boot: Bootstrap, aggregate: Callable[..., Floats], samples: Sequence[Floats]
 ) -> Estimate:
-    """Of an aggregate that is one number."""
+    """The estimate of a scalar aggregate."""
     value, interval = boot(aggregate, *samples)
     ends = None if interval is None else (float(interval[0, 0]), float(interval[1, 0]))
     return Estimate(float(value[0]), ends)
@@ -89,7 +93,7 @@ def estimate(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """rliable draws from numpy's global generator, whatever it is given as `random_state`."""
+    """Seed the global generator of numpy for a while: rliable uses it, even with a `random_state`."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -99,11 +103,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def rliable() -> Any:
-    """The library, or one line on how to get it."""
+    """The module `rliable.library`; UserError where it is not installed."""
     try:
         return importlib.import_module("rliable.library")
-    except (
-        ImportError,
-        TypeError,
-    ) as error:  # the latter with pandas 3, which arch 7 cannot import
+    except (ImportError, TypeError) as error:  # TypeError: arch 7 cannot import pandas 3
         raise UserError("comparing runs needs rliable: pip install 'fleetfoot[compare]'") from error

@@ -1,4 +1,4 @@
-"""From returns to scores: 0 is a task's low, 1 its high."""
+"""Ranges of returns: a score is 0 at the low end of a task's range and 1 at its high end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fleetfoot.errors import UserError
 
 Range: TypeAlias = tuple[float, float]
 
-# Tasks of the dm_control suite, whose rewards lie in [0, 1] for 1,000 steps, wherever they are simulated (dm_control,
-# EnvPool, MuJoCo Playground): domain, then tasks.
+# Domains and tasks of the dm_control suite. Their rewards are in [0, 1] for 1,000 steps in every simulator
+# (dm_control, EnvPool, MuJoCo Playground).
 SUITE = {
     "acrobot": "swingup swingup_sparse",
     "ball_in_cup": "catch",
@@ -33,13 +33,13 @@ SUITE = {
     "swimmer": "swimmer6 swimmer15",
     "walker": "stand walk run",
 }
-_SUITE = {"ballincup"} | {  # which is what Playground calls it
+_SUITE = {"ballincup"} | {  # the name in Playground
     (domain + task).replace("_", "") for domain, tasks in SUITE.items() for task in tasks.split()
 }
 
 
 def known_range(task: str) -> Range | None:
-    """The range of returns that a task's definition gives it."""
+    """The range of returns that follows from the definition of a task."""
     plain = re.sub(r"-v\d+$", "", task.rpartition("/")[2])
     compact = re.sub(r"[^a-z0-9]", "", plain.lower())
     return (0.0, 1000.0) if compact in _SUITE else None

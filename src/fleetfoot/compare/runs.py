@@ -1,6 +1,6 @@
-"""Run folders as data: what was trained on what, with which seed, and how it went.
+"""Run folders as data: recipe, task, seed and evaluations.
 
-Recipes are read as plain JSON, so that runs with parts of one's own can be compared without importing those.
+Recipes are read as plain JSON, so that runs with user-defined parts can be compared without importing them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ TASK_FIELDS = ("task", "id", "game", "name", "suite")  # of an environment's con
 
 @dataclass(frozen=True)
 class Run:
+    """What a comparison reads from a run folder."""
+
     folder: Path
     recipe: dict[str, Any]
     task: str
     seed: int
-    done: float  # the share of its steps that it has made
+    done: float  # share of its steps, 0 to 1
     env_steps: Floats  # of its evaluations
     train_seconds: Floats
     returns: Floats
-    success: Floats | None  # where every evaluation tells it
+    success: Floats | None  # None: not every evaluation reports it
 
     @property
     def name(self) -> str:
@@ -43,16 +45,16 @@ class Run:
 
 
 def find(given: Sequence[str]) -> list[Path]:
-    """Run folders: those given, those inside folders given, and those that patterns match."""
+    """Run folders: the given folders, all runs inside them, and what the given patterns match."""
     folders: list[Path] = []
     for word in given:
         matched = sorted(glob.glob(word, recursive=True)) if glob.has_magic(word) else [word]
         if not matched:
             raise UserError(f"nothing matches {word}.")
-        found = [run for place in matched for run in _inside(Path(place))]
-        if not found:
+        inside = [run for place in matched for run in _inside(Path(place))]
+        if not inside:
             raise UserError(f"there is no run in {word}: no folder there has a recipe.json.")
-        folders += found
+        folders += inside
     return list(dict.fromkeys(folders))
 
 
@@ -67,12 +69,12 @@ def _inside(place: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run:
-    """One run; its evaluations may be none."""
+    """One run, possibly without evaluations."""
     recipe = _recipe(folder)
     metrics = folder / "metrics.jsonl"
     lines = read_lines(metrics) if metrics.exists() else []
     steps = max((line["vec_steps"] for line in lines), default=0)
-    # A run that was resumed from an earlier step has lines in order still: the log drops what was after it.
+    # Lines are in order even if the run was resumed from an earlier step: the log drops the lines after it.
     lines = [line for line in lines if isinstance(line.get(EVAL_RETURN), (int, float))]
 
     def column(name: str) -> Floats:
@@ -100,12 +102,12 @@ def _recipe(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
     if missing or not isinstance(recipe, dict):
-        raise UserError(f"{path} is no recipe: it says nothing of {', '.join(missing) or 'a run'}.")
+        raise UserError(f"{path} is not a recipe: it has no {', '.join(missing) or 'fields'}.")
     return recipe
 
 
 def task_of(env: Any) -> str:
-    """The name of the task in an environment's config, or that of the config."""
+    """The name of the task in the config of an environment, or else the name of the config."""
     if not isinstance(env, dict):
         return str(env)
     for field in TASK_FIELDS:

@@ -1,20 +1,19 @@
-"""What a learner suffers from: values too high, targets learned by heart, units that have died.
+"""Common problems of a learner, measured: overestimated values, overfitted targets, dormant units.
 
-Functions of tensors and modules, nothing else; an agent that knows which of its networks to ask calls them from its
-`diagnose` (see `agents/contract.py`). Metrics are scalar tensors on their device. Activations are [B, H], or [E, B, H]
-of an ensemble.
+These are functions of tensors and modules. An agent calls them in its `diagnose` (see `agents/contract.py`) on its own
+networks. Metrics are scalar tensors on their device. Activations are [B, H], or [E, B, H] of an ensemble.
 """
 
 from __future__ import annotations
 
 from fleetfoot.diagnose.learner import actor_critic
 from fleetfoot.diagnose.units import (
-    collected,
+    capture_outputs,
     dormant,
     effective_rank,
     feature_norm,
     gradient_norm,
-    hidden,
+    hidden_activations,
     parameter_norm,
     plasticity,
 )
@@ -23,12 +22,12 @@ from fleetfoot.diagnose.values import Overfitting, monte_carlo, overestimation, 
 __all__ = [
     "Overfitting",
     "actor_critic",
-    "collected",
+    "capture_outputs",
     "dormant",
     "effective_rank",
     "feature_norm",
     "gradient_norm",
-    "hidden",
+    "hidden_activations",
     "monte_carlo",
     "overestimation",
     "overfitting",

@@ -1,4 +1,4 @@
-"""All that can be told of an actor-critic learner, from networks that are only read."""
+"""All measurements of an actor-critic learner. They change none of its networks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def actor_critic(
     td_loss: Callable[[Batch], Tensor],
     which: Which = is_relu,
 ) -> dict[str, Tensor]:
-    """The plasticity of both networks, and how much `td_loss` is higher on rows that were held out."""
+    """The plasticity of both networks, and how much higher `td_loss` is on held-out rows."""
     networks = {
         "critic": plasticity(critic, batch.obs, batch.action, which=which),
         "policy": plasticity(policy, batch.obs, which=which),
     }
-    found = {f"{name}/{k}": v for name, each in networks.items() for k, v in each.items()}
+    metrics = {f"{name}/{k}": v for name, network in networks.items() for k, v in network.items()}
     if held_out is None:
-        return found
+        return metrics
     ratio, difference = overfitting(td_loss(batch), td_loss(held_out))
-    return found | {"overfitting": ratio, "overfitting_difference": difference}
+    return metrics | {"overfitting": ratio, "overfitting_difference": difference}

@@ -1,4 +1,4 @@
-"""Plasticity: how much of a network still works, and how large it has become."""
+"""Plasticity: how many units of a network are active, and how large its weights and features are."""
 
 from __future__ import annotations
 
@@ -18,85 +18,92 @@ def is_relu(module: nn.Module) -> bool:
 
 
 @contextmanager
-def collected(network: nn.Module, which: Which = is_relu) -> Iterator[list[Tensor]]:
-    """The outputs of all modules in `network` that `which` chooses, in the order in which they are made, while the
-    context lasts. A ReLU called as a function is no module and goes unseen."""
-    seen: list[Tensor] = []
+def capture_outputs(network: nn.Module, which: Which = is_relu) -> Iterator[list[Tensor]]:
+    """The outputs of all modules in `network` that `which` selects, in the order of the calls.
 
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        seen.append(output)
+    They are captured while the context lasts. A functional ReLU is not a module and is not captured.
+    """
+    outputs: list[Tensor] = []
 
-    hooks = [module.register_forward_hook(keep) for module in network.modules() if which(module)]
+    def append(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs.append(output)
+
+    hooks = [module.register_forward_hook(append) for module in network.modules() if which(module)]
     try:
-        yield seen
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
 @torch.no_grad()
-def hidden(network: nn.Module, *inputs: Any, which: Which = is_relu) -> list[Tensor]:
-    """The hidden activations of one forward pass, after the ReLU; the last are the penultimate features."""
-    with collected(network, which) as activations:
+def hidden_activations(network: nn.Module, *inputs: Any, which: Which = is_relu) -> list[Tensor]:
+    """The hidden activations of one forward pass, after each ReLU; the last are the penultimate features."""
+    with capture_outputs(network, which) as activations:
         network(*inputs)
     return activations
 
 
 @torch.no_grad()
 def dormant(activations: Sequence[Tensor], tau: float = 0.025) -> Tensor:
-    """The share of units i with E|h_i| / mean_k E|h_k| <= tau, where E is over rows and k over the layer's units
-    (Sokar et al. 2023, arXiv 2302.12902). In a layer that is silent altogether every unit counts."""
-    asleep = []
+    """The share of dormant units (Sokar et al. 2023, arXiv 2302.12902).
+
+    Unit i is dormant if E|h_i| / mean_k E|h_k| <= tau, where E is over rows and k over the units of the layer. In a
+    layer whose outputs are all zero, every unit is dormant.
+    """
+    is_dormant = []
     for h in activations:
         size = h.float().abs().mean(-2)  # [H] or [E, H]
-        asleep.append((size <= tau * size.mean(-1, keepdim=True)).flatten())
-    return torch.cat(asleep).float().mean()
+        is_dormant.append((size <= tau * size.mean(-1, keepdim=True)).flatten())
+    return torch.cat(is_dormant).float().mean()
 
 
 @torch.no_grad()
 def effective_rank(features: Tensor, share: float = 0.99) -> Tensor:
-    """srank: the fewest singular values of the features that hold `share` of the sum of all of them (Kumar et al. 2021,
-    arXiv 2010.14498); of an ensemble, the mean over members."""
-    sizes = torch.linalg.svdvals(features.double())  # largest first
-    held, total = sizes.cumsum(-1), sizes.sum(-1, keepdim=True)
-    rank: Tensor = (held < share * total).sum(-1) + (total[..., 0] > 0)
+    """The effective rank `srank` (Kumar et al. 2021, arXiv 2010.14498); of an ensemble, the mean over members.
+
+    It is the smallest number of singular values of the features that sum to `share` of the total.
+    """
+    singular_values = torch.linalg.svdvals(features.double())  # largest first
+    total = singular_values.sum(-1, keepdim=True)
+    rank: Tensor = (singular_values.cumsum(-1) < share * total).sum(-1) + (total[..., 0] > 0)
     return rank.float().mean()
 
 
 @torch.no_grad()
 def feature_norm(features: Tensor) -> Tensor:
-    """Mean length of a row."""
-    lengths: Tensor = torch.linalg.vector_norm(features.float(), dim=-1)
-    return lengths.mean()
+    """Mean norm of a row."""
+    norms: Tensor = torch.linalg.vector_norm(features.float(), dim=-1)
+    return norms.mean()
 
 
 @torch.no_grad()
 def parameter_norm(network: nn.Module) -> Tensor:
-    """Length of all parameters as one vector."""
-    return _length([p for p in network.parameters() if p.requires_grad])
+    """Norm of all parameters as one vector."""
+    return _norm([p for p in network.parameters() if p.requires_grad])
 
 
 def gradient_norm(loss: Tensor, network: nn.Module) -> Tensor:
-    """Length of the gradient of `loss` by all parameters of `network`; their `.grad` stays as it is."""
+    """Norm of the gradient of `loss` with respect to all parameters of `network`. Their `.grad` does not change."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-    return _length([grad for grad in grads if grad is not None])
+    return _norm([grad for grad in grads if grad is not None])
 
 
-def _length(tensors: Sequence[Tensor]) -> Tensor:
-    sizes = [torch.linalg.vector_norm(x.detach().float()) for x in tensors]
-    length: Tensor = torch.linalg.vector_norm(torch.stack(sizes))
-    return length
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    norms = [torch.linalg.vector_norm(x.detach().float()) for x in tensors]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def plasticity(network: nn.Module, *inputs: Any, which: Which = is_relu) -> dict[str, Tensor]:
-    """All of the above that one forward pass tells; the features are those before the output layer."""
-    activations = hidden(network, *inputs, which=which)
-    found = {"parameter_norm": parameter_norm(network)}
+    """All metrics above that one forward pass yields, on the features before the output layer."""
+    activations = hidden_activations(network, *inputs, which=which)
+    metrics = {"parameter_norm": parameter_norm(network)}
     if not activations:
-        return found
+        return metrics
     features = activations[-1]
-    return found | {
+    return metrics | {
         "dormant": dormant(activations),
         "rank": effective_rank(features),
         "feature_norm": feature_norm(features),

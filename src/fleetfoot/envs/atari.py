@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Obs, Step
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
@@ -58,14 +58,14 @@ class AtariConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.sticky < 1:
             raise UserError(f"env.sticky is a chance in [0, 1), not {self.sticky}.")
-        for name, least in (
-            ("max_frames", FRAME_SKIP),
-            ("evaluation_max_frames", FRAME_SKIP),
-            ("max_noops", 0),
-            ("threads", 0),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"env.{name} is at least {least}, not {getattr(self, name)}.")
+        at_least(
+            self,
+            "env",
+            max_frames=FRAME_SKIP,
+            evaluation_max_frames=FRAME_SKIP,
+            max_noops=0,
+            threads=0,
+        )
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> AtariEnv:
         if num_envs < 1:

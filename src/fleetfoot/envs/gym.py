@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.info import InfoRows, numbers
 from fleetfoot.errors import UserError, nearest
 
 
@@ -81,6 +82,7 @@ class GymEnv:
             int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0])
             for i in range(num_envs)
         ]
+        self.info = InfoRows(num_envs)
         self.closed = False
 
     def reset(self) -> Obs:
@@ -104,8 +106,23 @@ class GymEnv:
             self._tensor(reward.astype(np.float32)),
             self._tensor(terminated),
             self._tensor(truncated & ~terminated),
-            {},
+            self._info(info),
         )
+
+    def _info(self, info: dict[str, Any]) -> dict[str, Tensor]:
+        """Each copy tells of the step that was made; of a restart nothing is told (`Copy`)."""
+        self.info.begin_step()
+        for told in (
+            info,
+            info.get("final_info", {}),
+        ):  # of episodes that go on, and of those that ended
+            for name, values in told.items():
+                if f"_{name}" in told and name not in ("final_obs", "final_info"):
+                    self.info.tell(name, values, told[f"_{name}"])
+        rows = self.info.rows()
+        if not rows:
+            return {}
+        return dict(zip(rows, self._tensor(np.stack(list(rows.values()))), strict=True))
 
     def state_dict(self) -> None:
         """Gymnasium has no way to ask an environment for its state."""
@@ -135,17 +152,25 @@ class GymEnv:
         return Obs(actor, actor)
 
 
-class Copy(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """One copy inside the set, possibly in a process of its own."""
+class Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One copy inside the set, possibly in a process of its own.
+
+    Observations are copied: some environments hand out one array again and again, and restarting would overwrite the
+    last observation of the episode before anyone has read it. Of `info` only numbers are passed on, as floats:
+    Gymnasium would give a name the type of its first value, and send everything else between processes.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
         super().__init__(env)
         self.index = index
 
-    def observation(self, observation: Any) -> Any:
-        # Some environments hand out one array again and again; restarting would overwrite the
-        # last observation of the episode before anyone has read it.
-        return np.array(observation)
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        obs, _ = self.env.reset(**options)
+        return np.array(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return np.array(obs), reward, terminated, truncated, numbers(info) if info else info
 
     def picture(self, index: int) -> Any:
         """A picture if this copy is meant, or why there is none: an exception ends the process."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.envs.subprocess.env import ProcessEnv
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
@@ -65,8 +65,7 @@ class HumanoidBenchConfig:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        if self.processes < 0:
-            raise UserError(f"env.processes is at least 0, not {self.processes}.")
+        at_least(self, "env", processes=0)
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> ProcessEnv:
         if num_envs < 1:
@@ -103,8 +102,11 @@ def names() -> list[str]:
 
 
 def _surroundings() -> dict[str, str]:
-    """Variables of the processes: one thread each, no GPU for the JAX that is imported but not used, and an OpenGL
-    that works, since the environments start it when they are made."""
+    """Environment variables of the worker processes.
+
+    One thread each, no GPU for the JAX that is imported but not used, and an OpenGL that works, since the environments
+    start it when they are made.
+    """
     from fleetfoot.envs.render import backend
 
     try:

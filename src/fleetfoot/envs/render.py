@@ -101,9 +101,7 @@ def add_backdrop(spec: mujoco.MjSpec) -> None:
 
 
 class Renderer:
-    """Draws one model. Make it once: the first picture takes about a second, later ones tens of
-    milliseconds.
-    """
+    """Draws one model. Make it once: the first picture takes about a second, later ones tens of milliseconds."""
 
     def __init__(self, model: mujoco.MjModel, width: int, height: int, view: View) -> None:
         model.vis.global_.offwidth = max(int(model.vis.global_.offwidth), width)

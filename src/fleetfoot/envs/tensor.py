@@ -2,7 +2,7 @@
 
 They serve tests and benchmarks: `step` has no loop over environments and never waits for the
 device. Random starts come from a counter, so what environment i draws depends only on the seed,
-on i, and on how many episodes it has begun.
+on i, and on how many episodes it has begun. Above 300 lines: half of it is a list of tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.errors import UserError, nearest
 
@@ -107,8 +107,10 @@ class Pendulum(Task):
 
 
 class Pendulums(Pendulum):
-    """Pendulums as tasks that look alike: in every other one the torque acts the other way round, and task k pays
-    10^(k % 4) times as much. Only the task id tells them apart."""
+    """Pendulums as tasks that only the task id tells apart.
+
+    In every other one the torque acts in the opposite direction, and rewards of task k are 10^(k % 4) times as large.
+    """
 
     def __init__(self, task: Tensor) -> None:
         self.way, self.scale = 1.0 - 2.0 * (task % 2), 10.0 ** (task % 4)  # [N]
@@ -359,13 +361,16 @@ class TensorConfig:
     privileged: bool = False  # the critic sees more than the actor
     num_tasks: int = 1  # environment i belongs to task i % num_tasks
 
+    def __post_init__(self) -> None:
+        at_least(self, "env", num_tasks=1)
+
     def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
         if self.task not in names():
             known = ", ".join(names())
             close = nearest(self.task, names())
             raise UserError(f"no tensor task is named {self.task!r}; there are {known}.{close}")
-        if num_envs < 1 or self.num_tasks < 1:
-            raise UserError(f"num_envs ({num_envs}) and num_tasks ({self.num_tasks}) start at 1.")
+        if num_envs < 1:
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         task_id = torch.arange(num_envs, device=device) % self.num_tasks
         task: Task
         if self.task == "point_mass":

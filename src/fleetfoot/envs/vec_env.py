@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,8 +31,7 @@ class VecEnv(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """All that is needed to go on exactly (simulator, clocks, random states), or None where
-        the simulator cannot tell."""
+        """All that is needed to continue exactly (simulator, clocks, random states), or None if that is impossible."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -70,9 +71,20 @@ class EnvConfig(Protocol):
         ...
 
 
-@runtime_checkable
-class OnHost(Protocol):
-    """What an `EnvConfig` may say besides, in a class variable that is true: its environments are simulated on the CPU,
-    whatever device they hand their tensors to. Several sets then travel to that device together."""
+def simulated_on_cpu(config: EnvConfig) -> bool:
+    """Are these environments simulated on the CPU, whatever device they hand their tensors to?
 
-    on_host: ClassVar[bool]
+    A config says so in a class variable `on_host`, which is true; those that say nothing simulate on the device they
+    are built for.
+    """
+    return bool(getattr(config, "on_host", False))
+
+
+@contextmanager
+def closed_on_error(env: VecEnv) -> Iterator[None]:
+    """Around the building of what uses `env`. Simulators may have processes, which must not outlive a failure."""
+    try:
+        yield
+    except BaseException:
+        env.close()
+        raise

@@ -45,6 +45,8 @@ def why_not_captured(agent: Agent, device: torch.device, world: int) -> str | No
 
 @dataclass
 class Recorded:
+    """The recording of one pattern of updates."""
+
     graphs: dict[str, torch.cuda.CUDAGraph]  # "sample" and "update", or all of it as "update"
     metrics: Metrics  # written anew by every replay
     batches: list[Any]  # likewise; held because the second graph reads them

@@ -104,7 +104,8 @@ class EagerLearner:
 
     def pattern(self, count: int) -> Pattern:
         """What of the coming `count` updates the host decides: where two patterns are equal, so are the operations."""
-        due = (every(period, self.agent.updates, count) for period in self.periods)
+        now = self.agent.updates
+        due = (every(period, now, count, phase) for period, phase in self.periods)
         return count, tuple(flag for flags in due for flag in flags)
 
     def ready(self, count: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.errors import UserError
 from fleetfoot.log.console import Console
 from fleetfoot.log.curve import Point, curve, plot_text
@@ -42,17 +42,19 @@ __all__ = [
 class LogConfig:
     """How often metrics are read and where they go besides metrics.jsonl."""
 
-    every_vec_steps: int = 100  # counted in steps, not seconds: the same run gives the same lines
+    every_vec_steps: int = 100
+    """Vec steps between two lines of the log. Not seconds, so that the same run gives the same lines."""
     tensorboard: bool = True
-    wandb_project: str = ""  # empty: no W&B
+    """Write event files for TensorBoard."""
+    wandb_project: str = ""
+    """Project at Weights & Biases; empty: none."""
     console: bool = True
-    console_seconds: float = 10.0  # between two plain lines where there is no terminal
+    """Show progress: a bar in a terminal, plain lines elsewhere."""
+    console_seconds: float = 10.0
+    """Seconds between two plain lines where there is no terminal."""
 
     def __post_init__(self) -> None:
-        if self.every_vec_steps < 1:
-            raise UserError(f"log.every_vec_steps is {self.every_vec_steps}; give 1 or more")
-        if self.console_seconds < 0:
-            raise UserError(f"log.console_seconds is {self.console_seconds}; give 0 or more")
+        at_least(self, "log", every_vec_steps=1, console_seconds=0)
 
     def build(
         self,

@@ -10,17 +10,13 @@ from fleetfoot.log.meter import Mean
 
 
 class EpisodeStats:
-    """Running return and length of N environments, kept on their device; nothing here waits.
+    """Running return and length of N environments, kept on their device; nothing here waits."""
 
-    With `seeds` all is kept apart for so many runs: then [N] means [S, N], and a metric is [S].
-    """
-
-    def __init__(self, num_envs: int, device: torch.device, seeds: int | None = None) -> None:
-        lead = () if seeds is None else (seeds,)
-        self.returns = torch.zeros(*lead, num_envs, device=device)  # [N] of the running episodes
-        self.lengths = torch.zeros(*lead, num_envs, device=device)  # [N] in vec steps
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.returns = torch.zeros(num_envs, device=device)  # [N] of the running episodes
+        self.lengths = torch.zeros(num_envs, device=device)  # [N] in vec steps
         # Sums of return, length and 1 since last asked.
-        self.ended = torch.zeros(3, *lead, device=device)
+        self.ended = torch.zeros(3, device=device)
 
     def update(self, reward: Tensor, ended: Tensor) -> None:
         """Take in one vec step: `reward` [N], and `ended` [N] bool where an episode is over."""

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, writing
 from fleetfoot.log.meter import Counters
 
 
@@ -24,32 +24,30 @@ class JsonLines:
 
     def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
         line = json.dumps({**metrics, **asdict(counters)}, allow_nan=False) + "\n"
-        try:
+        with writing(self.path):
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("a", encoding="utf-8")
             self._file.write(line)
             self._file.flush()
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def truncate_after(self, vec_steps: int) -> None:
         """Drop the lines after a checkpoint, and a last line that a kill cut short."""
         self.close()
         if not self.path.exists():
             return
-        kept = [json.dumps(line) + "\n" for line in read_lines(self.path, vec_steps)]
+        lines = [json.dumps(line) + "\n" for line in read_lines(self.path, vec_steps)]
         hidden = self.path.with_name(f".tmp-{self.path.name}")
         try:
-            with hidden.open("w", encoding="utf-8") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(hidden, self.path)
-        except OSError as error:
+            with writing(self.path):
+                with hidden.open("w", encoding="utf-8") as file:
+                    file.writelines(lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(hidden, self.path)
+        finally:
             with contextlib.suppress(OSError):
                 hidden.unlink()
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -83,15 +81,19 @@ class TensorBoard:
 
         # Readers hide earlier events from the purge step on.
         purge = None if resumed is None else resumed.env_steps + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        self.folder = folder
+        with writing(folder):
+            self._writer = SummaryWriter(str(folder), purge_step=purge)
 
     def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
         rest = {"train/updates": counters.updates, "train/seconds": counters.train_seconds}
-        for name, value in {**metrics, **rest}.items():
-            self._writer.add_scalar(name, value, counters.env_steps)
+        with writing(self.folder):  # what its own thread could not write is raised here
+            for name, value in {**metrics, **rest}.items():
+                self._writer.add_scalar(name, value, counters.env_steps)
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self.folder):
+            self._writer.close()
 
 
 class WandB:
@@ -104,10 +106,11 @@ class WandB:
             raise UserError(
                 "W&B logging needs the wandb package: pip install 'fleetfoot[wandb]'"
             ) from error
-        folder.mkdir(parents=True, exist_ok=True)
         known = folder / "wandb-id.txt"
-        if not known.exists():
-            known.write_text(secrets.token_hex(4))
+        with writing(known):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not known.exists():
+                known.write_text(secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=project,

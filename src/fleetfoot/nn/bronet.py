@@ -24,7 +24,7 @@ GAIN = math.sqrt(2.0)
 
 @part
 class BroNetConfig:
-    """The residual network of BRO, with LayerNorm after every dense layer."""
+    """BroNet: dense layers with LayerNorm and residual blocks (BRO)."""
 
     width: int = 512
     """Features of each layer."""
@@ -55,6 +55,8 @@ def dense(
 
 
 class Block(nn.Module):
+    """Two dense layers with LayerNorm, added to what enters them."""
+
     def __init__(self, width: int, ensemble_size: int | None):
         super().__init__()
         self.w1, self.norm1 = dense(width, width, ensemble_size), LayerNorm(width, ensemble_size)
@@ -67,6 +69,8 @@ class Block(nn.Module):
 
 
 class BroNet(Network):
+    """The network of `BroNetConfig`."""
+
     def __init__(self, cfg: BroNetConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.embed, self.norm = (

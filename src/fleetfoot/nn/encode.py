@@ -68,8 +68,8 @@ class QNetwork(nn.Module):
             encoder.size + action_size, outputs, ensemble_size=ensemble_size
         )
 
-    def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        return self.net(torch.cat([self.encoder(obs), action], dim=-1))
+    def forward(self, obs: Obs, action: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        return self.net(torch.cat([self.encoder(obs), action], dim=-1), fresh)
 
     def constrain_(self) -> None:
         self.encoder.constrain_()

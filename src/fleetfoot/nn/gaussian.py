@@ -47,8 +47,8 @@ class Gaussian(nn.Module):
                     half.copy_(fresh)
                 head.bias.zero_()
 
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        mean, raw = self.net(self.encoder(obs)).float().chunk(2, dim=-1)
+    def forward(self, obs: Obs, fresh: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        mean, raw = self.net(self.encoder(obs), fresh).float().chunk(2, dim=-1)
         return mean, self.low + 0.5 * (self.high - self.low) * (1.0 + torch.tanh(raw))
 
     def sample(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:

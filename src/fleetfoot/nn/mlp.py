@@ -97,6 +97,8 @@ class MLPConfig:
 
 
 class MLP(Network):
+    """The network of `MLPConfig`."""
+
     def __init__(self, cfg: MLPConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.cfg = cfg
@@ -152,6 +154,8 @@ class SimNormMLPConfig:
 
 
 class SimNormMLP(Network):
+    """The network of `SimNormMLPConfig`."""
+
     def __init__(self, cfg: SimNormMLPConfig, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         self.cfg = cfg

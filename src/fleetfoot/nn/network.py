@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """[B, in] -> [B, out], or [E, B, out] for an ensemble of E."""
+    """[B, in] -> [B, out], or [E, B, out] for an ensemble of E.
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = super().__call__(x)
+    With `fresh`, a network that has BatchNorms normalises by the rows it is given, and appends to the list what its
+    running statistics become (`nn/batch_norm.py`). To all others it makes no difference.
+    """
+
+    batch_statistics: ClassVar[bool] = False
+
+    def __call__(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        given = (x, fresh) if self.batch_statistics else (x,)
+        out: Tensor = super().__call__(*given)
         return out
 
     def constrain_(self) -> None:
@@ -19,4 +26,6 @@ class Network(nn.Module):
 
 
 class NetworkConfig(Protocol):
+    """The part of an agent that names a network."""
+
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network: ...

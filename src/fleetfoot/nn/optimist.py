@@ -32,6 +32,8 @@ class Optimist(nn.Module):
 
 
 class OptimistConfig(Protocol):
+    """The part of an agent that names its optimistic actor."""
+
     def build(
         self, encoder: Encoder, action_size: int, log_std: tuple[float, float]
     ) -> Optimist: ...
@@ -49,6 +51,8 @@ class DeltaConfig:
 
 
 class Delta(Optimist):
+    """The actor of `DeltaConfig`: a change of the policy's mean."""
+
     def __init__(self, encoder: Encoder, net: NetworkConfig, action_size: int):
         super().__init__()
         self.encoder = encoder
@@ -80,6 +84,8 @@ class IndependentConfig:
 
 
 class Independent(Optimist):
+    """The actor of `IndependentConfig`: a policy of its own."""
+
     def __init__(self, gaussian: Gaussian):
         super().__init__()
         self.gaussian = gaussian

@@ -71,6 +71,8 @@ class Bound(nn.Module):
 
 
 class BoundConfig(Protocol):
+    """The part of an agent that turns the critics' values into one."""
+
     def build(self, num_envs: int) -> Bound: ...
 
 
@@ -86,6 +88,8 @@ class FixedBoundConfig:
 
 
 class FixedBound(Bound):
+    """The bound of `FixedBoundConfig`: beta does not change."""
+
     def __init__(self, cfg: FixedBoundConfig):
         super().__init__()
         self.register_buffer("level", torch.tensor(float(cfg.beta)))

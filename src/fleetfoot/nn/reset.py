@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 
 class Restartable(Protocol):
+    """What can begin anew: an optimiser's stepper."""
+
     def restart_(self) -> None:
         """Forget every step made."""
         ...

@@ -32,6 +32,8 @@ class Temperature(LearnedScalar):
 
 
 class LearnedScalarConfig(Protocol):
+    """The part of an agent that names a learned number."""
+
     def build(self, offset: float = 0.0) -> LearnedScalar:
         """A number above zero, less a constant `offset`."""
         ...
@@ -51,6 +53,8 @@ class ExpConfig:
 
 
 class Exp(LearnedScalar):
+    """The exponential of a parameter."""
+
     def __init__(self, cfg: ExpConfig, offset: float):
         super().__init__()
         self.offset = offset
@@ -81,6 +85,8 @@ class SquashedConfig:
 
 
 class Squashed(LearnedScalar):
+    """The exponential of a parameter that stays between two limits."""
+
     def __init__(self, cfg: SquashedConfig, offset: float):
         super().__init__()
         self.low, self.reach, self.offset = cfg.low, 0.5 * (cfg.high - cfg.low), offset

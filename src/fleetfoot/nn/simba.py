@@ -35,7 +35,7 @@ SHIFT = 3.0
 
 @part
 class SimbaV2Config:
-    """A residual network whose features and weights have unit length."""
+    """SimbaV2: features and weights on the unit sphere."""
 
     width: int = 512
     """Features of each layer."""
@@ -82,6 +82,8 @@ class Dense(Linear):
 
 
 class Block(nn.Module):
+    """An inverted bottleneck, interpolated with what enters it, on the sphere."""
+
     def __init__(self, cfg: SimbaV2Config, ensemble_size: int | None):
         super().__init__()
         h = cfg.width
@@ -98,6 +100,8 @@ class Block(nn.Module):
 
 
 class SimbaV2(Network):
+    """The network of `SimbaV2Config`."""
+
     def __init__(self, cfg: SimbaV2Config, inputs: int, outputs: int, ensemble_size: int | None):
         super().__init__()
         h = cfg.width

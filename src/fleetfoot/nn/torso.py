@@ -22,6 +22,8 @@ class Torso(nn.Module):
 
 
 class TorsoConfig(Protocol):
+    """The part of an agent that turns observations into features."""
+
     def build(self, shape: tuple[int, ...]) -> Torso: ...
 
 
@@ -45,6 +47,8 @@ class MLPTorsoConfig:
 
 
 class MLPTorso(Torso):
+    """The torso of `MLPTorsoConfig`."""
+
     def __init__(self, cfg: MLPTorsoConfig, inputs: int):
         super().__init__()
         self.body = hidden_layers(inputs, cfg.hidden, cfg.layer_norm, cfg.activation, None)

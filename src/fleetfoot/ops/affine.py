@@ -20,8 +20,11 @@ ALIGNED = 64
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
-    """x [B, in] and weight [in, out] -> [B, out]; weight [E, in, out] and x [E, B, in], or [B, in] for all members,
-    -> [E, B, out]. bias [out] or [E, out]."""
+    """x · weight + bias, and a ReLU of it if `relu`.
+
+    x [B, in] and weight [in, out] -> [B, out]; weight [E, in, out] and x [E, B, in], or [B, in] for all members,
+    -> [E, B, out]. bias [out] or [E, out].
+    """
     if x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda"):
         return _aligned(x, weight, bias, relu)
     if weight.dim() == 3:
@@ -42,22 +45,27 @@ def _aligned(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
         x = F.pad(x, (0, more_in))
     if more_in or more_out:
         weight = F.pad(weight, (0, more_out, 0, more_in))
-    if bias is None:
-        bias = weight.new_zeros(*weight.shape[:lead], outputs + more_out)
-    else:
+    if bias is not None:
         bias = F.pad(bias.to(dtype), (0, more_out)) if more_out else bias.to(dtype)
     if lead == 0:
-        weight, bias = weight.unsqueeze(0), bias.unsqueeze(0)
+        weight, bias = weight.unsqueeze(0), None if bias is None else bias.unsqueeze(0)
     out: Tensor = in_graph(x, weight, bias, relu)
     out = out[..., :outputs] if more_out else out
     return out.squeeze(0) if lead == 0 else out
 
 
-def fused_affine(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+def fused_affine(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """x [B, in] or [E, B, in], weight [E, in, out], bias [E, out] -> [E, B, out], all of one dtype."""
+    out = _room(x, weight)
+    if bias is None:
+        if x.dim() == 2:
+            wide = weight.transpose(0, 1).flatten(1)
+            torch.mm(x, wide, out=out.transpose(0, 1).flatten(1))
+        else:
+            torch.bmm(x, weight, out=out)
+        return out.relu_() if relu else out
     # One product with bias and ReLU inside it; its batched form does not exist.
     product = torch._addmm_activation if relu else torch.addmm
-    out = _room(x, weight)
     if x.dim() == 2:  # all members as one wide product
         wide = weight.transpose(0, 1).flatten(1)
         product(bias.flatten(), x, wide, out=out.transpose(0, 1).flatten(1))
@@ -138,7 +146,7 @@ backward_in_graph = torch.library.custom_op(
 
 
 @in_graph.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     return _room(x, weight)
 
 

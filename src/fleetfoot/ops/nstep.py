@@ -9,6 +9,8 @@ from torch import Tensor
 
 
 class Folded(NamedTuple):
+    """Windows of n steps, each folded into one."""
+
     reward: Tensor  # [B] discounted sum of the rewards inside the window
     discount: Tensor  # [B] gamma^m, or zero where the window ends with a true termination
     length: Tensor  # [B] int64, m: how many steps the window really has

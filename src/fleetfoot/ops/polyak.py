@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,25 +12,26 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-class Target(Protocol):
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+def target_copy(network: M, *shared: nn.Module) -> M:
+    """A copy of `network` for `polyak_` to update.
 
-    def constrain_(self) -> None: ...
-
-
-def target_copy(network: M, shared: nn.Module) -> M:
-    """A copy that `polyak_` can bring after `network`. `shared`, a part of it, is the same module in both: statistics
-    of observations are not averaged."""
-    return copy.deepcopy(network, {id(shared): shared}).requires_grad_(False)
+    `shared`, parts of it, are the same modules in both: statistics of observations are not averaged.
+    """
+    return copy.deepcopy(network, {id(module): module for module in shared}).requires_grad_(False)
 
 
 @torch.no_grad()
-def polyak_(target: Target, source: nn.Module, tau: float) -> None:
-    """target <- (1 - tau) target + tau source, as one fused step.
-
-    Only parameters are averaged. `constrain_` then does for the target what it does for its source after an optimiser
-    step: the average of two points on a sphere lies inside it, and singular vectors (`nn/spectral.py`) follow from the
-    weights.
-    """
+def average_(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau source, as one fused step. Only parameters are averaged."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    target.constrain_()
+
+
+@torch.no_grad()
+def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """`average_`, and then the target's `constrain_`, if it has one, which does what it does for the source after an
+    optimiser step: the average of two points on a sphere lies inside it, and singular vectors (`nn/spectral.py`)
+    follow from the weights.
+    """
+    average_(target, source, tau)
+    constrain_: Callable[[], None] = getattr(target, "constrain_", lambda: None)
+    constrain_()

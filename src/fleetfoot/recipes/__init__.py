@@ -16,6 +16,7 @@ from fleetfoot.recipes import (
     dqn,
     fast_sac,
     fast_td3,
+    flash_sac,
     gorila_dqn,
     pql,
     sac,
@@ -27,6 +28,7 @@ DEFAULT = "fast_td3/halfcheetah"
 _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
     **fast_sac.RECIPES,
+    **flash_sac.RECIPES,
     **dqn.RECIPES,
     **apex_dqn.RECIPES,
     **ddpg.RECIPES,

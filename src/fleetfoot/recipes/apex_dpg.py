@@ -29,7 +29,7 @@ def pendulum() -> Recipe:
 
 
 def halfcheetah() -> Recipe:
-    """HalfCheetah-v5 on CPU cores, with the networks of Ape-X DPG and a pace for minutes instead of days."""
+    """HalfCheetah-v5 on CPU cores, with the networks of Ape-X DPG and constants for a run of minutes, not days."""
     optim = AdamConfig(lr=3e-4)
     agent = DDPGConfig(
         num_critics=2,

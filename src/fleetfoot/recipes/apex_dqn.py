@@ -22,8 +22,8 @@ from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 def cartpole() -> Recipe:
     """The tensor cartpole with four actors.
 
-    A curious ladder, 0.7 to 0.49: with so few environments, most rungs of a lower one are almost greedy, and two of
-    three runs on one from 0.4 to 0.064 never balanced the pole for more than 175 steps.
+    Epsilons are high, 0.7 to 0.49: with few environments most of a lower ladder is almost greedy. With 0.4 to 0.064,
+    two of three runs never balanced the pole for more than 175 steps.
     """
     base = dqn.cartpole()
     assert isinstance(base.agent, DQNConfig)
@@ -38,14 +38,15 @@ def cartpole() -> Recipe:
 
 
 def pong() -> Recipe:
-    """Pong for 16 cores and a GPU: twelve actors with 32 games each, a learner that never waits.
+    """Pong on 16 cores and a GPU: twelve actors with 32 games each, and a learner that never waits.
 
-    The paper's numbers (centred RMSProp at 6.25e-5, the squared loss, a target every 2,500 updates, two million rows,
-    new weights every 400 frames) are for days on 376 cores; Adam at 1e-4, the Huber loss, a target every 1,000 updates,
-    one million rows and new weights every 100 frames suit minutes. `--agent.critic-optim RMSPropConfig
-    --agent.critic-optim.max-grad-norm 40 --agent.loss squared --agent.target-every 2500 --replay.capacity 2000000
-    --topology.publish-every-vec-steps 100 --topology.acting float32` take these over from the paper; the number of
-    actors, and what the page on Ape-X lists as deviations, stay ours.
+    The constants of the paper (centred RMSProp at 6.25e-5, the squared loss, a target update every 2,500 updates, two
+    million rows, new weights every 400 frames) are for days on 376 cores. For a run of minutes this recipe has Adam at
+    1e-4, the Huber loss, a target update every 1,000 updates, one million rows and new weights every 100 frames.
+    `--agent.critic-optim RMSPropConfig --agent.critic-optim.max-grad-norm 40 --agent.loss squared
+    --agent.target-every 2500 --replay.capacity 2000000 --topology.publish-every-vec-steps 100
+    --topology.acting float32` restore those of the paper, except for the number of actors and the deviations that the
+    page about Ape-X lists.
     """
     return replace(
         dqn.pong(),

@@ -1,4 +1,4 @@
-"""BRC recipes: sets of tasks learned at once, one environment for each task."""
+"""BRC recipes: several tasks learned at once, with one environment per task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def tasks(name: str, tasks: str, episodes: int = 10, max_episode_steps: int = 0) -> Recipe:
-    """As published: the first update in vec step 5,000, a million steps of each task, evaluated every 50,000."""
+    """As published: the first update at vec step 5,000, a million steps per task, an evaluation every 50,000."""
     count = len(SETS[tasks])
     return Recipe(
         name=name,
@@ -42,8 +42,10 @@ def tasks(name: str, tasks: str, episodes: int = 10, max_episode_steps: int = 0)
 
 
 def pendulums() -> Recipe:
-    """Four tensor pendulums on a CPU, whose rewards are 1, 10, 100 and 1,000 times as large: small networks, higher
-    learning rates, a shorter horizon."""
+    """Four tensor pendulums on a CPU, whose rewards are 1, 10, 100 and 1,000 times as large.
+
+    Small networks, higher learning rates, a shorter horizon.
+    """
     optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     agent = BRCConfig(
@@ -93,7 +95,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: tasks("brc/mt50", "mt50", episodes=2, max_episode_steps=200),
     ),
     "brc/pendulums": (
-        "four pendulums written in torch, with rewards of very different sizes",
+        "four pendulums written in torch, with rewards of very different scale",
         pendulums,
     ),
 }

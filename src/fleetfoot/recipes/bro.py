@@ -1,4 +1,4 @@
-"""BRO recipes: replay ratio 10 (bro), 2 with one reset (bro_fast), and without optimist and resets (bro_minimal)."""
+"""BRO recipes: replay ratio 10 (bro), 2 with one reset (bro_fast), 10 without optimist and resets (bro_minimal)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MINIMAL = replace(FULL, optimist=None, resets=())
 
 
 def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: int) -> Recipe:
-    """As published: one environment, the first update in env step 2,500, five episodes every 25,000."""
+    """As published: one environment, the first update at env step 2,500, five evaluation episodes every 25,000."""
     return Recipe(
         name=name,
         env=EnvPoolConfig(task=task),

@@ -22,7 +22,9 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def dm_control(name: str, task: str) -> Recipe:
-    """The low replay regime: actions held for two steps, three updates each, the first in env step 25,000."""
+    """The low replay ratio of the paper: three updates per action, each action repeated twice, the first update at vec
+    step 25,000.
+    """
     return Recipe(
         name=name,
         env=EnvPoolConfig(task=task, action_repeat=2),
@@ -58,8 +60,8 @@ def pendulum() -> Recipe:
         optimist_optim=optim,
         alpha_optim=AdamConfig(lr=3e-3),
     )
-    like = bro.pendulum("dac/pendulum", bro.FULL)
-    return replace(like, agent=agent, total_vec_steps=1_000)
+    base = bro.pendulum("dac/pendulum", bro.FULL)
+    return replace(base, agent=agent, total_vec_steps=1_000)
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {

@@ -26,8 +26,8 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 def cartpole() -> Recipe:
     """The tensor cartpole: solved (475 of 500) in about a minute on one core.
 
-    All environments go on exploring: on a ladder of so few, most are almost greedy, and two seeds of two stayed below
-    475.
+    All environments explore alike: on an epsilon ladder with few environments most are almost greedy, and both seeds
+    that were tried stayed below 475.
     """
     return Recipe(
         name="dqn/cartpole",
@@ -72,7 +72,7 @@ def catch() -> Recipe:
 
 
 def pong() -> Recipe:
-    """Pong with the agent, ladder and replay of Ape-X in one process: 16 cores step the games, a GPU learns."""
+    """Pong with the agent, epsilon ladder and replay of Ape-X in one process, on 16 cores and a GPU."""
     return Recipe(
         name="dqn/pong",
         env=AtariConfig(game="Pong"),
@@ -83,7 +83,7 @@ def pong() -> Recipe:
         replay=ReplayConfig(capacity=1_000_000, n_step=3, sampler=ProportionalConfig()),
         pace=PaceConfig(updates_per_vec_step=1.0, warmup_vec_steps=400),
         topology=SynchronousConfig(),
-        # 27,000 steps of four frames are the half hour after which a game counts as over.
+        # 27,000 steps of four frames are half an hour of play, after which a game ends.
         evaluation=EvaluationConfig(every_vec_steps=4_000, episodes=8, max_vec_steps=27_000),
         log=LogConfig(every_vec_steps=200),
         checkpoint=CheckpointConfig(every_vec_steps=20_000, replay=False),

@@ -14,7 +14,7 @@ from fleetfoot.recipes import fast_td3
 
 
 def from_td3(base: Recipe, name: str, **changes: Any) -> Recipe:
-    """FastSAC in place of FastTD3: the same value support and networks, sampled exploration."""
+    """A FastTD3 recipe with FastSAC: the same value range and networks, exploration by sampling."""
     td3: Any = base.agent
     shared = {f.name for f in fields(FastSACConfig)} & {f.name for f in fields(td3)}
     agent = FastSACConfig(

@@ -27,7 +27,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Recipe:
-    """Gymnasium's MuJoCo tasks on a few CPU cores: small networks and batches, few environments."""
+    """The MuJoCo tasks of Gymnasium on a few CPU cores: small networks and batches, few environments."""
     optim = AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.01)
     agent = FastTD3Config(
         v_min=-value,
@@ -54,14 +54,16 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
         "num_envs": 64,
         "batch_size": 256,
         "total_vec_steps": total_vec_steps,
-        "device": "cpu",  # where the physics is; networks this small gain nothing elsewhere
+        "device": "cpu",  # like the physics; networks of this size are not faster on a GPU
     }
     return Recipe(**(fields | changes))
 
 
 def halfcheetah() -> Recipe:
-    """The default. Short episodes: a cheetah that has fallen on its back stays there until it starts anew, and if all
-    environments begin together, the learner may see little else, and settle for sliding on the back.
+    """The default recipe, with short episodes.
+
+    A cheetah that has fallen on its back stays there until its episode ends. If all environments begin together, the
+    learner may see little else, and settle for sliding on the back.
     """
     env = MuJoCoConfig(task="HalfCheetah-v5", episode_length=100)
     return mujoco("HalfCheetah-v5", 600.0, 3_000, env=env)
@@ -98,12 +100,12 @@ def pendulum() -> Recipe:
 
 
 def pendulum_split() -> Recipe:
-    """Actor, critic learner and policy learner at the same time."""
+    """Actor, critic learner and policy learner work at the same time."""
     return replace(pendulum(), name="fast_td3/pendulum-split", topology=SplitLearnersConfig())
 
 
 def pendulum_simba() -> Recipe:
-    """SimbaV2 networks as their authors train them: no weight decay, a learning rate that falls tenfold."""
+    """SimbaV2 networks, trained as published: no weight decay, a learning rate that falls tenfold."""
     base = pendulum()
     assert isinstance(base.agent, FastTD3Config)
     optim = AdamWConfig(lr=1e-3, lr_end=1e-4, weight_decay=0.0)
@@ -118,14 +120,14 @@ def pendulum_simba() -> Recipe:
 
 
 def pendulum_prioritised() -> Recipe:
-    """Rows with large errors are drawn more often, and count less each time."""
+    """Prioritised replay: rows with large errors are sampled more often, with a smaller weight."""
     base = pendulum()
     replay = replace(base.replay, sampler=ProportionalConfig())
     return replace(base, name="fast_td3/pendulum-prioritised", replay=replay)
 
 
 def point_mass() -> Recipe:
-    """Four tasks at once, with critics that see more than the policy and rewards normalised per task."""
+    """Four tasks at once, with privileged observations for the critic and rewards normalised per task."""
     base = pendulum()
     assert isinstance(base.agent, FastTD3Config)
     return replace(
@@ -138,11 +140,14 @@ def point_mass() -> Recipe:
 
 
 def playground(name: str, task: str) -> Recipe:
-    """A humanoid that follows a joystick, on one GPU: FastTD3's settings for Playground, with four times its robots and
-    twice its updates per vec step, which cost little while the next step is simulated.
+    """A humanoid that follows a joystick, on one GPU.
 
-    The replay keeps 10,240 steps of each. In bfloat16, and with what policy and critic share stored once, that is about
-    16 GiB for T1 and 20 GiB for G1; a smaller GPU needs a smaller --replay.capacity. It stays out of the checkpoints.
+    FastTD3's settings for Playground, with four times its robots and twice its updates per vec step, which cost little
+    while the next step is simulated.
+
+    The replay holds 10,240 steps of each robot. In bfloat16, and with the features that policy and critic share stored
+    once, it takes about 16 GiB for T1 and 20 GiB for G1; a smaller GPU needs a smaller --replay.capacity.
+    Checkpoints do not include it.
     """
     num_envs, rows = 4096, 10_240
     return Recipe(
@@ -153,7 +158,7 @@ def playground(name: str, task: str) -> Recipe:
         replay=ReplayConfig(capacity=num_envs * rows, storage="bf16"),
         pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=10),
         topology=SynchronousConfig(overlap=True),
-        # As many episodes as there are robots: then training and evaluation share what takes minutes to compile.
+        # As many episodes as robots, so that training and evaluation share code that takes minutes to compile.
         evaluation=EvaluationConfig(every_vec_steps=3_000, episodes=num_envs),
         log=LogConfig(every_vec_steps=200),
         checkpoint=CheckpointConfig(every_vec_steps=3_000, replay=False),
@@ -161,15 +166,16 @@ def playground(name: str, task: str) -> Recipe:
         batch_size=32_768,
         total_vec_steps=15_000,
         gamma=0.97,
-        device="cuda",  # so many robots are out of the reach of CPU cores
+        device="cuda",  # too many robots for a CPU
         precision="bf16",
     )
 
 
 def mjlab_velocity(robot: str, total_vec_steps: int) -> Recipe:
-    """Velocity tracking on flat ground on one GPU, as FastTD3 trains Isaac Lab's G1: long returns, 251 atoms.
+    """Velocity tracking on flat ground on one GPU, with the settings of FastTD3 for the G1 of Isaac Lab: long n-step
+    returns, 251 atoms.
 
-    The value range is wider than its 10: mjlab pays up to 0.12 a step here, which is worth 12.
+    The value range is wider than the published 10: rewards of mjlab reach 0.12 per step here, so values reach 12.
     """
     num_envs = 4_096
     return Recipe(
@@ -181,7 +187,9 @@ def mjlab_velocity(robot: str, total_vec_steps: int) -> Recipe:
         pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=10),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=5_000, episodes=64),
-        checkpoint=CheckpointConfig(every_vec_steps=5_000, replay=False),  # it is many GiB
+        checkpoint=CheckpointConfig(
+            every_vec_steps=5_000, replay=False
+        ),  # the replay takes many GiB
         num_envs=num_envs,
         batch_size=32_768,
         total_vec_steps=total_vec_steps,
@@ -200,7 +208,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     ),
     "fast_td3/pendulum": ("pendulum swing-up written in torch", pendulum),
     "fast_td3/pendulum-split": (
-        "the pendulum with two learners and an actor at once",
+        "the pendulum with an actor and two learners at the same time",
         pendulum_split,
     ),
     "fast_td3/pendulum-simba": ("the pendulum with SimbaV2 networks", pendulum_simba),
@@ -214,7 +222,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: mjlab_velocity("Go1", 50_000),
     ),
     "fast_td3/point-mass": (
-        "four tasks at once, critics that see more than the policy",
+        "four tasks at once, privileged observations for the critic",
         point_mass,
     ),
     "fast_td3/t1-joystick-flat": (
@@ -222,7 +230,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: playground("t1-joystick-flat", "T1JoystickFlatTerrain"),
     ),
     "fast_td3/t1-joystick-rough": (
-        "the same on rough ground; needs a GPU",
+        "Booster T1 follows a joystick on rough ground; needs a GPU",
         lambda: playground("t1-joystick-rough", "T1JoystickRoughTerrain"),
     ),
     "fast_td3/g1-joystick-flat": (
@@ -230,7 +238,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: playground("g1-joystick-flat", "G1JoystickFlatTerrain"),
     ),
     "fast_td3/g1-joystick-rough": (
-        "the same on rough ground; needs a GPU",
+        "Unitree G1 follows a joystick on rough ground; needs a GPU",
         lambda: playground("g1-joystick-rough", "G1JoystickRoughTerrain"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Gorila recipes: DQN whose gradients meet at a parameter server."""
+"""Gorila recipes: DQN with a parameter server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 
 
 def cartpole() -> Recipe:
-    """The tensor cartpole, with neither double nor dueling, as in the paper.
+    """The tensor cartpole without double and dueling, as in the paper. n-step returns, the squared loss and the small
+    network differ from it.
 
-    n-step returns, the squared loss and a small network are not the paper's.
-
-    The constants come from some 25 short tries, nearly all with seed 0, most of which stayed below 400. Activation,
-    learning rate, n and the size of the replays were changed together: what each brings is not known.
+    The constants are the best of about 25 short trials, nearly all with seed 0; most stayed below 400. Activation,
+    learning rate, n and the size of the replays changed together, so the effect of each is unknown.
     """
     return Recipe(
         name="gorila_dqn/cartpole",
@@ -56,7 +55,7 @@ def cartpole() -> Recipe:
 
 
 def pong() -> Recipe:
-    """Pong from the screen, with the constants of the paper where they are known and less of everything else."""
+    """Pong from pixels: the constants of the paper where they are known, at a smaller scale."""
     return Recipe(
         name="gorila_dqn/pong",
         env=AtariConfig(game="Pong", threads=1),
@@ -82,6 +81,6 @@ def pong() -> Recipe:
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    "gorila_dqn/cartpole": ("the cartpole written in torch, by two bundles and a server", cartpole),
-    "gorila_dqn/pong": ("Pong from the screen, by eight bundles and a server", pong),
+    "gorila_dqn/cartpole": ("the cartpole written in torch, with two bundles", cartpole),
+    "gorila_dqn/pong": ("Pong from pixels, with eight bundles", pong),
 }

@@ -49,8 +49,11 @@ def agent(**changes: Any) -> DDPGConfig:
 
 
 def pendulum(name: str = "pql/pendulum", **of_agent: Any) -> Recipe:
-    """The tensor pendulum on two cores. As published but for sizes, and for the policy's first actions: they are small.
-    With torch's own start one seed of two went to full torque at once, and learned little from there."""
+    """The tensor pendulum on two cores.
+
+    As published but for the sizes and for the policy's first actions, which are small. With torch's own initialisation
+    one seed of two went to full torque at once and learned little from there.
+    """
     small = agent(
         reward_scale=0.1,
         policy_net=MLPConfig(hidden=(64, 64), activation=("elu",), head_std=0.01),
@@ -72,7 +75,7 @@ def pendulum(name: str = "pql/pendulum", **of_agent: Any) -> Recipe:
 
 
 def pendulum_d() -> Recipe:
-    """The same with categorical critics."""
+    """The pendulum with categorical critics."""
     return pendulum("pql_d/pendulum", num_atoms=51, v_min=-30.0, v_max=0.0)
 
 
@@ -80,10 +83,12 @@ NUM_ENVS = 4096
 
 
 def published(name: str, env: EnvConfig, total_vec_steps: int, **of_agent: Any) -> Recipe:
-    """Everything as published but the task: 4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise
-    from 0.05 to 0.8, 8 critic updates per vec step and 1 policy update for 2 of them, networks of 512, 256 and 128.
+    """Everything as published but the task.
 
-    Rewards are scaled so that values stay within about 10, as the paper's constants do for its tasks.
+    4,096 environments, batches of 8,192, 5 million transitions, n = 3, noise from 0.05 to 0.8, 8 critic updates per vec
+    step and 1 policy update for 2 of them, networks of 512, 256 and 128.
+
+    `reward_scale` keeps values within about 10, as the constants of the paper do for its tasks.
     """
     return Recipe(
         name=name,
@@ -103,21 +108,23 @@ def published(name: str, env: EnvConfig, total_vec_steps: int, **of_agent: Any) 
 
 
 def pendulum_published(name: str = "pql/pendulum-published", **of_agent: Any) -> Recipe:
-    """4,096 pendulums. As `pendulum`, the policy begins with small actions."""
-    small_start = MLPConfig(hidden=(512, 256, 128), activation=("elu",), head_std=0.01)
+    """4,096 pendulums. As in `pendulum`, the initial policy has small actions."""
+    policy_net = MLPConfig(hidden=(512, 256, 128), activation=("elu",), head_std=0.01)
     env = TensorConfig(task="pendulum")
-    return published(name, env, 2_000, reward_scale=0.1, policy_net=small_start, **of_agent)
+    return published(name, env, 2_000, reward_scale=0.1, policy_net=policy_net, **of_agent)
 
 
 def playground(name: str, task: str, **of_agent: Any) -> Recipe:
-    """Humanoids that follow a joystick. As many episodes as robots: then both share what takes minutes to compile."""
+    """Humanoids that follow a joystick. There are as many evaluation episodes as robots, so that training and
+    evaluation share code that takes minutes to compile.
+    """
     base = published(name, PlaygroundConfig(task=task), 20_000, **of_agent)
     evaluation = EvaluationConfig(every_vec_steps=2_000, episodes=NUM_ENVS)
     return replace(base, evaluation=evaluation, device="cuda")
 
 
 def mjlab(name: str, robot: str, **of_agent: Any) -> Recipe:
-    """Velocity tracking on flat ground; mjlab pays up to 0.12 a step, which is worth 12 and here 6."""
+    """Velocity tracking on flat ground. Rewards of mjlab reach 0.12 per step, so values reach 12, scaled to 6."""
     env = MjlabConfig(task=f"Mjlab-Velocity-Flat-Unitree-{robot}", spread_ends=True)
     return published(name, env, 50_000, reward_scale=0.5, **of_agent)
 
@@ -126,37 +133,37 @@ DISTRIBUTION: dict[str, Any] = {"num_atoms": 51, "v_min": -10.0, "v_max": 10.0}
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    "pql/pendulum": ("pendulum swing-up, three learners at once", pendulum),
-    "pql_d/pendulum": ("the same with categorical critics", pendulum_d),
-    "pql/pendulum-published": ("4,096 pendulums at the paper's sizes", pendulum_published),
+    "pql/pendulum": ("pendulum swing-up, actor and two learners at the same time", pendulum),
+    "pql_d/pendulum": ("pendulum swing-up with categorical critics", pendulum_d),
+    "pql/pendulum-published": ("4,096 pendulums at the sizes of the paper", pendulum_published),
     "pql_d/pendulum-published": (
-        "the same with categorical critics",
+        "4,096 pendulums at the sizes of the paper, categorical critics",
         lambda: pendulum_published(
             "pql_d/pendulum-published", num_atoms=51, v_min=-30.0, v_max=0.0
         ),
     ),
     "pql/t1-joystick-flat": (
-        "Booster T1 follows a joystick, at the paper's sizes; needs a GPU",
+        "Booster T1 follows a joystick, at the sizes of the paper; needs a GPU",
         lambda: playground("pql/t1-joystick-flat", "T1JoystickFlatTerrain"),
     ),
     "pql_d/t1-joystick-flat": (
-        "the same with categorical critics; needs a GPU",
+        "Booster T1 follows a joystick, categorical critics; needs a GPU",
         lambda: playground("pql_d/t1-joystick-flat", "T1JoystickFlatTerrain", **DISTRIBUTION),
     ),
     "pql/g1-joystick-flat": (
-        "Unitree G1 follows a joystick, at the paper's sizes; needs a GPU",
+        "Unitree G1 follows a joystick, at the sizes of the paper; needs a GPU",
         lambda: playground("pql/g1-joystick-flat", "G1JoystickFlatTerrain"),
     ),
     "pql_d/g1-joystick-flat": (
-        "the same with categorical critics; needs a GPU",
+        "Unitree G1 follows a joystick, categorical critics; needs a GPU",
         lambda: playground("pql_d/g1-joystick-flat", "G1JoystickFlatTerrain", **DISTRIBUTION),
     ),
     "pql/mjlab-go1-velocity-flat": (
-        "Unitree Go1 follows velocity commands, mjlab, at the paper's sizes",
+        "Unitree Go1 follows velocity commands, mjlab, at the sizes of the paper",
         lambda: mjlab("pql/mjlab-go1-velocity-flat", "Go1"),
     ),
     "pql_d/mjlab-go1-velocity-flat": (
-        "the same with categorical critics",
+        "Unitree Go1 follows velocity commands, mjlab, categorical critics",
         lambda: mjlab("pql_d/mjlab-go1-velocity-flat", "Go1", **DISTRIBUTION),
     ),
 }

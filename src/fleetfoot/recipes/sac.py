@@ -1,6 +1,6 @@
 """SAC recipes: sac/TASK, and each of its 64 combinations as sac/TASK/CRITIC+NETWORK+PLASTICITY.
 
-sac/CRITIC+NETWORK+PLASTICITY is the combination on the pendulum; sac/TASK alone is plain SAC, cdql+none+none.
+sac/CRITIC+NETWORK+PLASTICITY is a combination on the pendulum. sac/TASK is plain SAC, cdql+none+none.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ PLASTICITY = ("none", "resets", "redo", "crelu")
 PLAIN = "cdql+none+none"
 COMBINATIONS = ["+".join(names) for names in product(CRITIC, NETWORK, PLASTICITY)]
 
-WEIGHT_DECAY = 1e-2  # of an unknown coefficient; 1e-4 to 1e-2 are in use
+WEIGHT_DECAY = 1e-2  # the published value is unknown; 1e-4 to 1e-2 are common
 
 
 def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SACConfig:
-    """`base` with the three slots filled as the name says."""
+    """`base` with the three regularisers that the combination names."""
     critic, network, plasticity = combination.split("+")
     net, optim = base.critic_net, base.critic_optim
     assert isinstance(net, MLPConfig)
@@ -56,26 +56,28 @@ def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SAC
         net = replace(net, spectral_norm=True)
     elif network == "wd":
         optim = AdamWConfig(lr=optim.lr, lr_end=optim.lr, weight_decay=WEIGHT_DECAY)
-    stays: ResetsConfig | ReDoConfig | None = None
+    plasticity_cfg: ResetsConfig | ReDoConfig | None = None
     if plasticity == "crelu":
         net = replace(net, activation=("crelu",))
     elif plasticity == "resets":
-        stays = ResetsConfig(every_updates=reset_every_updates)
+        plasticity_cfg = ResetsConfig(every_updates=reset_every_updates)
     elif plasticity == "redo":
-        stays = ReDoConfig()
+        plasticity_cfg = ReDoConfig()
     return replace(
         base,
         bound=CRITIC[critic],
         critic_net=net,
         critic_optim=optim,
-        plasticity=stays,
+        plasticity=plasticity_cfg,
     )
 
 
 @dataclass(frozen=True)
 class Task:
+    """A task of the grid: its line in the list of recipes, and how its recipes are made."""
+
     line: str
-    make: Callable[[str, str], Recipe]  # from the recipe's name and the combination
+    make: Callable[[str, str], Recipe]  # from the name of the recipe and the combination
 
 
 def dm_control(
@@ -87,8 +89,11 @@ def dm_control(
     hidden: tuple[int, ...] = (256, 256),
     warmup: int = 10_000,
 ) -> Callable[[str, str], Recipe]:
-    """One environment, `ratio` updates per step. Resets come every 160,000 steps, SR-SAC's 2.56 million updates at its
-    replay ratio of 16, so that there are some at low ratios too."""
+    """One environment, `ratio` updates per step.
+
+    Resets come every 160,000 steps, SR-SAC's 2.56 million updates at its replay ratio of 16, so that there are some at
+    low ratios too.
+    """
     base = SACConfig(
         policy_net=MLPConfig(hidden=hidden, start="orthogonal"),
         critic_net=MLPConfig(hidden=hidden, start="orthogonal"),
@@ -116,7 +121,7 @@ def dm_control(
 
 
 def pendulum(name: str, combination: str) -> Recipe:
-    """The tensor pendulum with small networks, ten environments and one reset on the way."""
+    """The tensor pendulum with small networks, ten environments and one reset during the run."""
     optim = AdamConfig(lr=3e-3)
     base = SACConfig(
         tau=0.05,
@@ -144,13 +149,13 @@ def pendulum(name: str, combination: str) -> Recipe:
 
 
 def pendulum_actors(name: str, combination: str) -> Recipe:
-    """Collected as in Ape-X, by two actors, and drawn uniformly."""
+    """The pendulum with two actors, as in Ape-X, and uniform sampling."""
     topology = ActorLearnerConfig(actors=2, block_vec_steps=10, publish_every_vec_steps=5)
     return replace(pendulum(name, combination), topology=topology)
 
 
 def like_dac(task: str) -> Callable[[str, str], Recipe]:
-    """The settings that DAC is published with, for comparisons in which only the algorithm differs."""
+    """The published settings of DAC, for comparisons in which only the algorithm differs."""
     hidden = (256, 256, 256)
     return dm_control(task, ratio=3, action_repeat=2, hidden=hidden, warmup=25_000)
 
@@ -172,15 +177,15 @@ TASKS: dict[str, Task] = {
 
 
 def find(name: str) -> Recipe:
-    """The recipe of a name that begins with sac/."""
-    _, *given = name.split("/")
-    if len(given) == 1 and "+" in given[0]:
-        given = ["pendulum", given[0]]
-    task, combination = given[0], given[1] if len(given) == 2 else PLAIN
-    if task not in TASKS or len(given) > 2:
-        known = [f"sac/{each}" for each in TASKS]
+    """The recipe of a name that starts with sac/."""
+    _, *words = name.split("/")
+    if len(words) == 1 and "+" in words[0]:
+        words = ["pendulum", words[0]]
+    task, combination = words[0], words[1] if len(words) == 2 else PLAIN
+    if task not in TASKS or len(words) > 2:
+        known = [f"sac/{name}" for name in TASKS]
         raise UserError(
-            f"there is no recipe named {name!r}.{nearest(f'sac/{task}', known)} They are sac/TASK and "
+            f"there is no recipe named {name!r}.{nearest(f'sac/{task}', known)} Names are sac/TASK and "
             "sac/TASK/CRITIC+NETWORK+PLASTICITY; `fleetfoot list` shows the tasks."
         )
     if combination not in COMBINATIONS:

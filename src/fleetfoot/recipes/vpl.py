@@ -15,7 +15,7 @@ from fleetfoot.replay.replay import ReplayConfig
 
 
 def dm_control(task: str, env_id: str) -> tuple[str, Callable[[], Recipe]]:
-    """As SAC: one environment, two updates per step; of the replay a part is held out."""
+    """As SAC: one environment, two updates per step. A part of the replay is held out."""
     name = f"vpl/{task}"
 
     def make() -> Recipe:
@@ -26,7 +26,7 @@ def dm_control(task: str, env_id: str) -> tuple[str, Callable[[], Recipe]]:
 
 
 def pendulum() -> Recipe:
-    """The tensor pendulum of SAC."""
+    """The tensor pendulum, as for SAC."""
     net, optim = MLPConfig(hidden=(64, 64), start="orthogonal"), AdamConfig(lr=1e-3)
     agent = VPLConfig(
         tau=0.02,

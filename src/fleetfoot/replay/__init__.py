@@ -1,0 +1,1 @@
+"""The replay memory: storage, sampling, priorities and n-step windows."""

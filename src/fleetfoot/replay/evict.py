@@ -48,6 +48,8 @@ class Eviction(Protocol):
 
 
 class EvictionConfig(Protocol):
+    """The part of a sampler that decides which rows leave a full replay."""
+
     def ring_rows(self, rows: int) -> int:
         """Rows that the ring must have for a capacity of `rows`, both per environment."""
         ...
@@ -90,6 +92,8 @@ class FifoConfig:
 
 
 class Fifo:
+    """Drops the oldest rows."""
+
     def __init__(self, cfg: FifoConfig, rows: int):
         self.every, self.rows = cfg.every_updates, rows
         self.updates = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.ops.nstep import fold
@@ -24,10 +25,12 @@ GIB = 1024**3
 
 @part
 class ReplayConfig:
+    """The replay memory: its capacity, the n-step return and how rows are drawn."""
+
     capacity: int = 1_000_000
     """Transitions kept, over all environments together."""
     capacity_gib: float | None = None
-    """State the capacity in GiB instead."""
+    """Size of the memory in GiB; where it is given, `capacity` does not count."""
     n_step: int = 1
     """Steps of the return (n); windows are folded when sampled."""
     storage: Literal["float32", "bf16"] = "float32"
@@ -35,8 +38,15 @@ class ReplayConfig:
     bootstrap_truncated: bool = True
     """False: a time limit counts as the end of the task."""
     final_share: float = 1 / 64
-    """Room for the last observations of episodes, as a share of all rows."""
+    """Room for the last observations of truncated episodes, as a share of all rows."""
     sampler: SamplerConfig = UniformConfig()
+
+    def __post_init__(self) -> None:
+        at_least(self, "replay", capacity=1, n_step=1)
+        if self.capacity_gib is not None and not 0.0 < self.capacity_gib < math.inf:
+            raise UserError(f"replay.capacity_gib must be above 0, not {self.capacity_gib}.")
+        if not 0.0 <= self.final_share <= 1.0:
+            raise UserError(f"replay.final_share must lie between 0 and 1, not {self.final_share}.")
 
     def rows(self, spec: EnvSpec) -> int:
         """Rows per environment (T)."""
@@ -66,8 +76,6 @@ class ReplayConfig:
     ) -> Replay:
         """`writers`: so many workers append, each the steps of its own share of the environments. `beside`: bytes that
         must fit on the device as well, for a memory of as many rows that is allocated later."""
-        if self.n_step < 1:
-            raise UserError(f"replay.n_step must be at least 1, not {self.n_step}.")
         self.sampler.check(self.n_step)
         rows = self.rows(spec)
         compact = replace(self, storage="bf16")._bytes(spec, rows)
@@ -135,7 +143,7 @@ class Replay:
         """Store several vec steps that follow one another, in a few operations for all of them; td_error [L, N]."""
         ring = self.ring
         ring.write_as(writer)
-        # At once no more than the ring has rows, and than its side table has room for if every row ends.
+        # At once no more than the ring has rows, and than its side table has room for if every row is truncated.
         most = min(ring.rows, ring.finals // ring.width)
         for at in range(0, len(steps), most):
             some = steps[at : at + most]

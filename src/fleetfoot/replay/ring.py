@@ -2,14 +2,17 @@
 
 Row t of an environment holds (obs, action, reward, ends). Its next observation is the observation of row t + 1, which
 is already there: `append` writes `next_obs` into the line ahead, where the coming row will write the same values again.
-Only where an episode ended do the two differ. Those true last observations live in a side table, and the row keeps the
-number of its entry.
+Only where an episode ended do the two differ. Where it was truncated, a target needs the true last observation: it goes
+into a side table, and the row stores the number of its entry. After a termination nothing is worth anything, so that
+observation is not stored at all.
 
 The ring has T + 1 lines of N rows: T that can be read, and one ahead of the write head that holds nothing but the
 newest next observation. Memory is flat: line s, column c is at address s * N + c. What depends on data stays on the
 device, so that neither `append` nor a read waits for it.
 
 Of a stack of frames a row keeps the newest alone, and `frames.py` says where the others are.
+
+Above 300 lines, because writing and reading share one address arithmetic, which is easier to check in one place.
 """
 
 from __future__ import annotations
@@ -105,7 +108,7 @@ class Ring:
         self.first_final = length + (self.stack > 1)
         kept = torch.uint8 if spec.obs_dtype == torch.uint8 else obs_dtype
         shape = spec.obs_shape if self.stack == 1 else spec.obs_shape[1:]
-        # One entry more than `finals`: rows that did not end write there, so that no shape depends on data.
+        # One entry more than `finals`: rows that were not truncated write there, so that no shape depends on data.
         count = self.first_final + self.finals + 1
         self.seen = torch.zeros(count, *shape, dtype=kept, device=device)
         self.obs = ObsStore(spec, self.seen[: self.first_final], obs_dtype)
@@ -156,7 +159,7 @@ class Ring:
         self.reward[line] = step.reward
         self.ends[line] = step.terminated * TERMINATED + step.truncated * TRUNCATED
         owner = self.written * self.columns + self.every_column
-        self._keep_finals(line, owner, step.terminated | step.truncated, following)
+        self._store_finals(line, owner, step.truncated, following)
         self.written += 1
         self.size = min(self.size + 1, self.rows)
         self.sync_counters()
@@ -183,7 +186,7 @@ class Ring:
         truncated = torch.cat([step.truncated for step in steps])
         self.ends[at] = (terminated * TERMINATED + truncated * TRUNCATED).to(torch.uint8)
         owner = (line - self.head + self.written) * self.columns + self.every_column
-        self._keep_finals(at, owner.flatten(), terminated | truncated, _together(after))
+        self._store_finals(at, owner.flatten(), truncated, _together(after))
         self.written += count
         self.size = min(self.size + count, self.rows)
         self.sync_counters()
@@ -230,16 +233,18 @@ class Ring:
         self.ends[line] += running * TRUNCATED
         ahead = self.obs.gather(self.head * self.columns + self.every_column)
         owner = (self.written - 1) * self.columns + self.every_column
-        self._keep_finals(line, owner, running, ahead)
+        self._store_finals(line, owner, running, ahead)
 
-    def _keep_finals(self, line: slice | Tensor, owner: Tensor, ended: Tensor, last: Parts) -> None:
-        """Of rows at `line` with the names `owner`."""
-        place = (self.final_count + torch.cumsum(ended, 0) - 1) % self.finals
-        place = torch.where(ended, place, self.finals)
+    def _store_finals(
+        self, line: slice | Tensor, owner: Tensor, truncated: Tensor, last: Parts
+    ) -> None:
+        """The last observations of those rows at `line`, with the names `owner`, that were truncated."""
+        place = (self.final_count + torch.cumsum(truncated, 0) - 1) % self.finals
+        place = torch.where(truncated, place, self.finals)
         self.final_obs.scatter(place, last)
         self.final_owner[place] = owner
-        self.entry[line] = torch.where(ended, place, self.entry[line]).to(torch.int32)
-        self.final_count += ended.sum()
+        self.entry[line] = torch.where(truncated, place, self.entry[line]).to(torch.int32)
+        self.final_count += truncated.sum()
 
     def address(self, age: Tensor, column: Tensor) -> Tensor:
         return (self.num_dropped + age) % self.lines * self.columns + column
@@ -289,8 +294,8 @@ class Ring:
     def next_obs_at(self, age: Tensor, column: Tensor, ended: Tensor) -> tuple[Obs, Tensor]:
         """The observation that followed each row, and whether it is the true one.
 
-        It is not where the simulator lost it, nor where the row's entry in the side table has been taken by a newer
-        episode; such a row gets its own observation instead (of a stack, its newest frame).
+        It is not after a termination, nor where the simulator lost it, nor where the row's entry in the side table has
+        been taken by a newer episode; such a row gets its own observation instead (of a stack, its newest frame).
         """
         own, ahead = self.address(age, column), self.address(age + 1, column)
         entry = torch.where(ended, self.entry.index_select(0, own), self.finals).long()
@@ -353,7 +358,7 @@ class Ring:
 
 
 def final_entries(spec: EnvSpec, rows: int, share: float) -> int:
-    """Room for last observations: a share of all rows, and never less than the time limit alone needs."""
+    """Entries for truncated episodes: a share of all rows, and never fewer than the time limit needs."""
     by_share = math.ceil(rows * spec.num_envs * share)
     by_limit = 0
     if spec.episode_length:

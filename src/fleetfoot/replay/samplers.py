@@ -1,4 +1,7 @@
-"""Which rows to learn from."""
+"""Which rows to learn from.
+
+Above 300 lines: half of it is the contract, and the two samplers that keep it are read against each other.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ MOST = 1e30  # stands for errors that are infinite, which would make every sum i
 
 
 class Drawn(NamedTuple):
+    """Rows that were drawn from the ring."""
+
     age: Tensor  # [B] int64
     column: Tensor  # [B] int64
     weight: Tensor  # [B] importance weight
@@ -70,6 +75,8 @@ class Sampler(Protocol):
 
 
 class SamplerConfig(Protocol):
+    """The part of a replay that decides which rows are drawn."""
+
     prioritised: ClassVar[bool]
     """Errors of rows change how likely they are drawn."""
 

@@ -26,6 +26,8 @@ LEAST = 1e-300  # a mass above 0
 
 
 class Found(NamedTuple):
+    """Leaves that were drawn from the tree."""
+
     leaf: Tensor  # [k] int64
     value: Tensor  # [k] float64, above zero
 

@@ -14,8 +14,8 @@ import torch
 
 from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
 from fleetfoot.data import EnvSpec, Obs, Transition
-from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.evaluate import Belief, Evaluator
+from fleetfoot.envs.vec_env import VecEnv, closed_on_error
+from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
 from fleetfoot.log import EpisodeStats, Log
@@ -23,15 +23,15 @@ from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
 from fleetfoot.run.journal import Journal, State, fitting
-from fleetfoot.run.ranks import ALONE, Ranks, here
+from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
-    bind,
-    carried_over,
+    adapt_state,
     generator_states,
-    joint_spec,
+    global_spec,
     rank_recipe,
-    reseed,
+    reseed_agent,
     restore_generators,
+    synchronize_agent,
 )
 from fleetfoot.system import usable_cores
 
@@ -83,8 +83,8 @@ class Parts:
             metrics = self.evaluator(self.agent.policy).metrics()
         else:
             agent = as_diagnosable(self.agent)
-            belief = Belief(agent.q, self.recipe.gamma)
-            metrics = self.evaluator(self.agent.policy, belief).metrics()
+            q_estimate = QEstimate(agent.q, self.recipe.gamma)
+            metrics = self.evaluator(self.agent.policy, q_estimate).metrics()
             metrics |= self._diagnose(agent, vec_steps)
         return metrics | {"time/evaluate_s": time.perf_counter() - begun}
 
@@ -129,7 +129,7 @@ class Parts:
         if "generators" in state:
             restore_generators(self.agent, state["generators"])
         elif not self.ranks.first:
-            reseed(self.agent, self.recipe.seeds(self.ranks.rank).agent)
+            reseed_agent(self.agent, self.recipe.seeds(self.ranks.rank).agent)
         self.explorer.load_state_dict(state["explorer"])
         self.episodes.load_state_dict(state["episodes"])
         if state["env"] is not None:
@@ -143,7 +143,7 @@ class Parts:
     def _without_ranks(self, state: State) -> State:
         state.pop("replay", None)
         state.pop("generators", None)
-        explorer = carried_over(state["explorer"], self.explorer.state_dict())
+        explorer = adapt_state(state["explorer"], self.explorer.state_dict())
         return state | {"explorer": explorer, "env": None, "episodes": self.episodes.state_dict()}
 
     def close(self) -> None:
@@ -168,41 +168,53 @@ def build_parts(
         torch.cuda.set_device(device)  # the current streams are those of this device
     torch.set_num_threads(share.threads or usable_cores())
     env = recipe.env.build(share.num_envs, seeds.env, env_device or device)
-    make_replay = make_replay or partial(
-        share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
-    )
-    agent = recipe.build_agent(joint_spec(env.spec, ranks), device)
-    bind(agent, ranks, seeds.agent)
-    explorer = share.explorer.build(env.spec, seed=seeds.explorer, device=device)
-    check_behaviour(agent.behaviour, explorer.takes_noise)
-    if recipe.evaluation.diagnose:
-        as_diagnosable(agent)  # refuse before anything is learned
-    return Parts(
-        recipe=recipe,
-        share=share,
-        ranks=ranks,
-        device=device,
-        env=env,
-        obs=env.reset(),
-        agent=agent,
-        explorer=explorer,
-        replay=make_replay(env.spec),
-        pace=recipe.pace.build(),
-        episodes=EpisodeStats(share.num_envs, device),
-    )
+    with closed_on_error(env):
+        make_replay = make_replay or partial(
+            share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
+        )
+        agent = recipe.build_agent(global_spec(env.spec, ranks), device)
+        synchronize_agent(agent, ranks, seeds.agent)
+        explorer = share.explorer.build(env.spec, seed=seeds.explorer, device=device)
+        check_behaviour(agent.behaviour, explorer.takes_noise)
+        if recipe.evaluation.diagnose:
+            as_diagnosable(agent)  # refuse before anything is learned
+        return Parts(
+            recipe=recipe,
+            share=share,
+            ranks=ranks,
+            device=device,
+            env=env,
+            obs=env.reset(),
+            agent=agent,
+            explorer=explorer,
+            replay=make_replay(env.spec),
+            pace=recipe.pace.build(),
+            episodes=EpisodeStats(share.num_envs, device),
+        )
 
 
 @contextmanager
 def open_run(
-    recipe: Recipe, folder: Path, state: State | None, **options: Any
+    recipe: Recipe,
+    folder: Path,
+    state: State | None,
+    *,
+    console: bool = True,
+    check: Callable[[Parts], None] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Journal, Parts]]:
-    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end. `options` are those
-    of `build_parts`."""
-    ranks = here()
+    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end.
+
+    `console`: False where another run prints; `check`: may refuse the parts before anything in the folder changes;
+    `options` are those of `build_parts`.
+    """
+    ranks = current_ranks()
     with ExitStack() as stack:
         with ranks.raise_together():
             parts = build_parts(recipe, ranks, **options)
             stack.callback(parts.close)
+            if check is not None:
+                check(parts)
             journal = Journal(recipe=recipe, folder=folder, device=parts.device, ranks=ranks)
             if state is not None:
                 with fitting():
@@ -211,6 +223,6 @@ def open_run(
             if ranks.first:
                 seed = recipe.seeds().evaluation
                 parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
-            journal.open(resumed=state is not None)
+            journal.open(parts.env.spec, resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts

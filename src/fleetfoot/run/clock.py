@@ -1,4 +1,4 @@
-"""The seconds that count as training."""
+"""The clock of a run, which counts only training."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds of training: everything but what happens while it stands still."""
+    """Seconds of training, without those in which the clock was stopped."""
 
     def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
         self.read = read
         self.restart(0.0)
 
     def restart(self, seconds: float) -> None:
-        """Go on from so many seconds, now."""
-        self.before = seconds
+        """Set the clock to `seconds` and start it."""
+        self.before = seconds  # counted until `running_since`
         self.running_since: float | None = self.read()
 
     def seconds(self) -> float:
@@ -27,19 +27,19 @@ class Clock:
     def stop(self) -> None:
         self.before, self.running_since = self.seconds(), None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.restart(self.before)
 
     def forget(self, seconds: float) -> None:
-        """So many of the seconds counted were no training after all."""
+        """Subtract seconds that turned out not to be training."""
         self.before -= seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        ran = self.running_since is not None
+        was_running = self.running_since is not None
         self.stop()
         try:
             yield
         finally:
-            if ran:
-                self.go_on()
+            if was_running:
+                self.resume()

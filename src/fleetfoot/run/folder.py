@@ -1,6 +1,7 @@
 """Run folders: where a new one goes, what one holds, and who may write to it.
 
-A run folder holds `recipe.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/` and `videos/`.
+A run folder holds `recipe.json`, `spec.json` (what the policy sees and does), `metrics.jsonl`, `tensorboard/`,
+`checkpoints/` and `videos/`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fleetfoot.config import dumps, from_json
-from fleetfoot.errors import UserError
+from fleetfoot.data import Continuous, Discrete, EnvSpec
+from fleetfoot.errors import UserError, writing
 from fleetfoot.recipe import Recipe
 
 try:
@@ -66,9 +70,12 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
     """Where a new run goes. An existing folder must be empty: nothing is ever overwritten."""
     if folder is not None:
         place = Path(folder)
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
-            raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
+        with writing(place):
+            if place.is_file():
+                raise UserError(f"{place} is a file; give another --folder.")
+            if place.exists() and any(place.iterdir()):
+                go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
+                raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
         return place
     name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     places = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in range(1, 1000))
@@ -104,7 +111,7 @@ def is_run(folder: Path) -> bool:
 
 
 def seed_folders(folder: Path | str) -> list[Path]:
-    """The runs of seeds that were trained as one, in the order of their seeds; none in the folder of a single run."""
+    """The runs of several seeds, in the order of their seeds; none in the folder of a single run."""
     return sorted(_inside(folder), key=lambda path: read_recipe(path).seed)
 
 
@@ -121,6 +128,8 @@ def read_recipe(folder: Path | str) -> Recipe:
     load_own_parts()
     try:
         recipe = from_json(json.loads(path.read_text()))
+    except UserError as error:  # a name that this version does not know
+        raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} cannot be read as a recipe: {reason}.") from error
@@ -157,31 +166,87 @@ def look_up(value: Any, path: str) -> Any:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    hidden = folder / ".recipe.json.partial"
-    hidden.write_text(dumps(recipe))
-    os.replace(hidden, folder / "recipe.json")
+    _write(folder / "recipe.json", dumps(recipe))
+
+
+def write_spec(folder: Path, spec: EnvSpec) -> None:
+    """What the policy of a run sees and does, so that it can be loaded without the simulator."""
+    fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    kind, size = type(spec.action).__name__, list(vars(spec.action).values())
+    fields["action"] = [kind, *size]
+    _write(folder / "spec.json", json.dumps(fields, indent=2, default=str) + "\n")
+
+
+def read_spec(folder: Path | str) -> EnvSpec | None:
+    """None where the run was begun by a version that did not store it."""
+    path = run_of(folder) / "spec.json"
+    if not path.exists():
+        return None
+    try:
+        stored: dict[str, Any] = from_json(json.loads(path.read_text()))
+        kind, size = stored["action"]
+        stored["action"] = {"Continuous": Continuous, "Discrete": Discrete}[kind](size)
+        stored["device"] = torch.device(stored["device"])
+        dtypes = {str(dtype): dtype for dtype in (torch.uint8, torch.float32)}
+        for name in ("obs_dtype", "critic_dtype"):
+            stored[name] = dtypes[stored[name]]
+        return EnvSpec(**stored)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read: {reason}.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole, or not at all."""
+    hidden = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text(text)
+        os.replace(hidden, path)
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The lock goes with the process that holds it, however it ends."""
+def new_run(folder: Path, recipe: Recipe) -> Iterator[None]:
+    """Make the folder of a run and lock it. If the run fails before it has learned anything, no folder is left."""
+    with writing(folder):
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with folder_lock(folder):
+            write_recipe(folder, recipe)
+            yield
+    except UserError:
+        if is_new and not has_checkpoint(folder) and not _has_content(folder / "metrics.jsonl"):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder. The lock is released when the process ends, however it ends."""
     if fcntl is None:
         yield
         return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is training in {folder}.") from None
+    with contextlib.ExitStack() as stack:
+        with writing(folder):
+            file = stack.enter_context((folder / ".lock").open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is training in {folder}.") from None
         yield
 
 
-def nonempty(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def clear(folder: Path) -> None:
+    """Remove what a run wrote before its first checkpoint."""
+    with writing(folder):
+        for name in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+            path = folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

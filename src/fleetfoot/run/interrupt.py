@@ -1,4 +1,4 @@
-"""Ctrl-C, between two vec steps."""
+"""Ctrl-C ends a run between two vec steps."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from typing import Any
 
 from fleetfoot.run.ranks import ALONE, Ranks
 
-AGREE_EVERY = 8  # vec steps between two questions of a rank to the others whether to stop
+AGREE_EVERY = 8  # vec steps; ranks exchange at these intervals whether one of them must stop
 
 
 class Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a flag, so that a run can stop between two steps and save."""
+    """Turns the first Ctrl-C (or SIGTERM) into a flag, so that a run can stop between two vec steps and save. The
+    second one raises KeyboardInterrupt."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
-        self.asked = False  # here
-        self.agreed = False  # by all ranks
+        self.asked = False  # this process was asked to stop
+        self.agreed = False  # all ranks have agreed to stop
 
     def stops(self, vec_steps: int) -> bool:
-        """Is it time to stop? Call before every vec step. All ranks get the same answer, from time to time."""
+        """Must the run stop? Call before every vec step. All ranks stop before the same one."""
         if self.ranks.world == 1 or vec_steps % AGREE_EVERY == 0:
             self.agreed = self.ranks.any(self.asked)
         return self.agreed
 
     def __enter__(self) -> Interrupt:
-        self.before: dict[int, Any] = {}
+        self.previous_handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._ask)
+                self.previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:  # the second time the user means it
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
             raise KeyboardInterrupt
         self.asked = True
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)

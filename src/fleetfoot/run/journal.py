@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from fleetfoot.agents.contract import Agent
 from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.config import to_json
-from fleetfoot.data import Transition
+from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.folder import write_spec
 from fleetfoot.run.ranks import ALONE, Ranks
-from fleetfoot.run.sharded import check_same
+from fleetfoot.run.sharded import check_same_weights
 
 T = TypeVar("T")
 State = dict[str, Any]
@@ -71,10 +72,14 @@ class Journal:
     def __post_init__(self) -> None:
         self.timer = StepTimer(self.device)
 
-    def open(self, *, resumed: bool, console: bool = True, sinks: tuple[Sink, ...] = ()) -> None:
+    def open(
+        self, spec: EnvSpec, *, resumed: bool, console: bool = True, sinks: tuple[Sink, ...] = ()
+    ) -> None:
         """Open log and checkpoints, and start the clock. `console`: False where another process prints; `sinks`: where
         the metrics go besides."""
         if self.ranks.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_spec(self.folder, spec)
             self.checkpoint = self.recipe.checkpoint.build(self.folder / "checkpoints")
             cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
             self.log = cfg.build(
@@ -172,7 +177,7 @@ class Journal:
                 metrics = self.log.read(self.counters())
             metrics |= self.timer.metrics() | {"time/compile_s": self.compile_seconds}
             if self.finished or self._evaluation_due():
-                metrics |= self.ranks.first_says(lambda: subject.evaluate(self.vec_steps))
+                metrics |= self.ranks.broadcast_from_first(lambda: subject.evaluate(self.vec_steps))
             with self.ranks.raise_together():
                 self.log.write(self.counters(), metrics)
             if EVAL_RETURN in metrics:
@@ -221,9 +226,9 @@ class Journal:
         self, subject: Subject, write: Callable[[Iterator[State]], None], *, with_replay: bool
     ) -> None:
         """Let the first rank write its state and the parts of all others."""
-        check_same(subject.agent, self.ranks)
+        check_same_weights(subject.agent, self.ranks)
         part = None if self.ranks.first else subject.state_dict(with_replay=with_replay)
-        self.ranks.assemble(part, write)
+        self.ranks.write_on_first(part, write)
 
     def save_interrupted(self, subject: Subject) -> None:
         """Save now, unless what would be saved is not finite, or is saved already."""
@@ -264,8 +269,8 @@ class Journal:
 
 
 def step_metrics(fresh: Transition) -> dict[str, Tensor]:
-    """What the log keeps of one vec step."""
-    magnitude = fresh.next_obs.actor.float().abs().mean()
+    """What the log keeps of one vec step, [N] each."""
+    magnitude = fresh.next_obs.actor.float().abs().flatten(1).mean(1)
     return {"env/obs_magnitude": magnitude, "env/reward": fresh.reward, **fresh.info}
 
 

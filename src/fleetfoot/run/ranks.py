@@ -1,7 +1,8 @@
-"""The processes of one run that `torchrun` started, and what they say to each other.
+"""The processes of one run that `torchrun` started, and the communication between them.
 
-Numbers that learning needs (gradients, fresh rows) travel on the device that holds them, through NCCL or gloo, and no
-host waits for its GPU. Everything else (errors, interrupts, metrics, checkpoints) travels between hosts through gloo.
+Tensors for learning (gradients, new transitions) are exchanged on the device that holds them, through NCCL or gloo,
+and no host waits for its GPU. Everything else (errors, interrupts, metrics, checkpoints) goes from host to host
+through gloo, as JSON and raw tensors.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ from torch import Tensor
 from fleetfoot.checkpoint.tree import DTYPES, pack, unpack
 from fleetfoot.errors import UserError
 
-# Nobody waits longer for the others, say while the first evaluates. A rank that dies is noticed at once.
-PATIENCE = timedelta(minutes=30)
-CHUNK = 64 << 20  # bytes sent at a time
-# The older name is going away, and older versions have no other.
+# How long ranks wait for another, for example while the first one evaluates. They notice its death at once.
+TIMEOUT = timedelta(minutes=30)
+CHUNK_BYTES = 64 << 20  # of a tensor, per message
+# torch deprecates the second name; older versions know only that one.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+DTYPE_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class ReportedElsewhere(UserError):  # noqa: N818
-    """Another rank tells the user what is wrong; this one ends without a word."""
+    """An error that another rank prints; this rank ends silently."""
 
 
 class RankLost(UserError):  # noqa: N818
-    """Another process of the run does not answer any more."""
+    """Another process of the run has died."""
 
     def __init__(self) -> None:
         super().__init__(
-            "another process of this run has ended or lost contact (its own message says why); "
-            "fleetfoot resume, started the same way, goes on from the last checkpoint."
+            "another process of this run has ended or lost contact (see its own message); "
+            "fleetfoot resume, started the same way, continues from the last checkpoint."
         )
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its equals. Every method is called by all of them, in the same order."""
+    """The place of this process among all processes of the run. Every rank calls the same methods in the same
+    order."""
 
     rank: int = 0
     world: int = 1
@@ -56,222 +58,191 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """The one that logs, evaluates and writes files."""
+        """The first rank logs, evaluates and writes files."""
         return self.rank == 0
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The mean over all ranks, the same bits everywhere, in one message; the tensors given may be used up."""
+        """The mean over all ranks, in one message and with the same bits everywhere. May overwrite its arguments."""
         if self.world == 1:
             return tensors
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        with talking(flat.device):
+        with communication(flat.device):
             dist.all_reduce(flat)
         flat /= self.world
         pieces = flat.split_with_sizes([tensor.numel() for tensor in tensors])
         return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
 
     def gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Rows [n, ...] of all ranks, one rank after the other: [world * n, ...], in one message."""
+        """The rows [n, ...] of all ranks in the order of the ranks: [world * n, ...], in one message."""
         if self.world == 1:
             return tensors
         rows = tensors[0].shape[0]
         columns = [t.reshape(rows, -1).contiguous().view(torch.uint8) for t in tensors]
         packed = torch.cat(columns, dim=1)
-        whole = packed.new_empty(self.world * rows, packed.shape[1])
-        with talking(packed.device):
-            all_gather(whole, packed)
-        pieces = whole.split_with_sizes([column.shape[1] for column in columns], dim=1)
+        gathered = packed.new_empty(self.world * rows, packed.shape[1])
+        with communication(packed.device):
+            all_gather(gathered, packed)
+        pieces = gathered.split_with_sizes([column.shape[1] for column in columns], dim=1)
         return [
             piece.clone(memory_format=torch.contiguous_format).view(t.dtype).view(-1, *t.shape[1:])
             for piece, t in zip(pieces, tensors, strict=True)
         ]
 
     def any(self, flag: bool) -> bool:
-        """Is it so on any rank? The hosts wait for each other, their devices do not."""
+        """Is the flag set on any rank? Blocks the hosts, not their devices."""
         if self.world == 1:
             return flag
         flags = torch.tensor([int(flag)])
-        with talking():
+        with communication():
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags[0])
 
     def gather_json(self, value: Any) -> list[Any]:
-        """What each rank has to say, by rank."""
+        """The values of all ranks, in the order of the ranks."""
         if self.world == 1:
             return [value]
-        mine = _bytes(value)
+        message = _encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        with talking():
-            dist.all_gather(sizes, torch.tensor([mine.numel()]))
-            widest = max(int(size) for size in sizes)
-            said = [torch.empty(widest, dtype=torch.uint8) for _ in sizes]
-            dist.all_gather(said, torch.cat([mine, mine.new_zeros(widest - mine.numel())]))
-        pairs = zip(said, sizes, strict=True)
-        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in pairs]
+        with communication():
+            dist.all_gather(sizes, torch.tensor([message.numel()]))
+            longest = max(int(size) for size in sizes)
+            messages = [message.new_empty(longest) for _ in sizes]
+            dist.all_gather(messages, torch.cat([message, message.new_zeros(longest)])[:longest])
+        return [_decode(m[: int(size)]) for m, size in zip(messages, sizes, strict=True)]
 
     @contextmanager
     def raise_together(self) -> Iterator[None]:
-        """What goes wrong on one rank inside goes wrong on all; the first says it. Nothing inside may leave a rank
-        waiting for another that failed before."""
-        mine: str | None = None
+        """A UserError of one rank inside becomes one of all ranks, and the first rank prints it. The ranks must not
+        communicate inside: one would wait for another that has failed."""
         cause: UserError | None = None
         try:
             yield
         except UserError as error:
             if self.world == 1 or isinstance(error, (ReportedElsewhere, RankLost)):
                 raise
-            mine, cause = str(error), error
-        errors = self.gather_json(mine)
-        wrong = [(rank, error) for rank, error in enumerate(errors) if error is not None]
-        if not wrong:
+            cause = error
+        messages = self.gather_json(None if cause is None else str(cause))
+        errors = [(rank, message) for rank, message in enumerate(messages) if message is not None]
+        if not errors:
             return
+        rank, message = errors[0]
         if not self.first:
-            raise ReportedElsewhere(wrong[0][1]) from cause
-        if cause is not None:
-            raise cause
-        raise UserError("rank {}: {}".format(*wrong[0]))
+            raise ReportedElsewhere(message) from cause
+        raise cause or UserError(f"rank {rank}: {message}")
 
-    def first_says(self, speak: Callable[[], Any]) -> Any:
-        """Let the first rank find out, and all know: `speak` returns something that JSON can carry."""
-        said: Any = None
+    def broadcast_from_first(self, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, which only the first rank calls. JSON must be able to hold it."""
+        result: Any = None
         with self.raise_together():
-            said = speak() if self.first else None
-        return self.gather_json(said)[0]
+            result = compute() if self.first else None
+        return self.gather_json(result)[0]
 
-    def assemble(self, part: Any, write: Callable[[Iterator[Any]], None]) -> None:
-        """On the first rank, `write` gets the trees `part` of the others, in order; each is fetched when asked for, so
-        that no more than one lies in memory."""
+    def write_on_first(self, part: Any, write: Callable[[Iterator[Any]], None]) -> None:
+        """Call `write` on the first rank with the trees `part` of all others, in order. Each is requested when the
+        iterator reaches it, so the first rank holds only one of them in memory."""
         if not self.first:
-            while (said := self._hear(0)) == "send":
-                self._send_tree(part)
-            if said is not None:
-                raise ReportedElsewhere(said)
-            return
-        error: UserError | None = None
-        try:
-            write(self._fetch())
-        except RankLost:
-            raise
-        except UserError as why:
-            error = why
-        for rank in range(1, self.world):
-            self._tell(rank, None if error is None else str(error))
-        if error is not None:
-            raise error
-
-    def _fetch(self) -> Iterator[Any]:
-        for rank in range(1, self.world):
-            self._tell(rank, "send")
-            yield self._receive_tree(rank)
+            while (sender := self.gather_json(None)[0]) is not None:
+                self._send_tree(part if sender == self.rank else None)
+        with self.raise_together():
+            if self.first:
+                try:
+                    write(self._request_tree(sender) for sender in range(1, self.world))
+                finally:
+                    self.gather_json(None)  # no more requests
 
     def _send_tree(self, tree: Any) -> None:
-        tensors, form = pack(tree)
-        about = [[name, DTYPES[t.dtype], list(t.shape)] for name, t in tensors.items()]
-        self._tell(0, {"form": form, "tensors": about})
-        for tensor in tensors.values():
-            raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-            with talking():
-                for piece in _chunks(raw):
-                    dist.send(piece.cpu(), 0)
+        tensors, structure = pack(tree)
+        layout = [[name, DTYPES[t.dtype], list(t.shape)] for name, t in tensors.items()]
+        self.gather_json([structure, layout])
+        with communication():
+            for tensor in tensors.values():
+                for chunk in _chunks(tensor.contiguous()):
+                    dist.send(chunk.cpu(), 0)
 
-    def _receive_tree(self, rank: int) -> Any:
-        about = self._hear(rank)
-        tensors: dict[str, Tensor] = {}
-        for name, kind, shape in about["tensors"]:
-            tensors[name] = torch.empty(shape, dtype=BY_NAME[kind])
-            with talking():
-                for piece in _chunks(tensors[name].reshape(-1).view(torch.uint8)):
-                    dist.recv(piece, rank)
-        return unpack(tensors, about["form"])
-
-    def _tell(self, rank: int, value: Any) -> None:
-        text = _bytes(value)
-        with talking():
-            dist.send(torch.tensor([text.numel()]), rank)
-            dist.send(text, rank)
-
-    def _hear(self, rank: int) -> Any:
-        size = torch.zeros(1, dtype=torch.int64)
-        with talking():
-            dist.recv(size, rank)
-            text = torch.empty(int(size), dtype=torch.uint8)
-            dist.recv(text, rank)
-        return json.loads(text.numpy().tobytes())
+    def _request_tree(self, sender: int) -> Any:
+        self.gather_json(sender)
+        structure, layout = self.gather_json(None)[sender]
+        tensors = {
+            name: torch.empty(shape, dtype=DTYPE_BY_NAME[dtype]) for name, dtype, shape in layout
+        }
+        with communication():
+            for tensor in tensors.values():
+                for chunk in _chunks(tensor):
+                    dist.recv(chunk, sender)
+        return unpack(tensors, structure)
 
 
 ALONE = Ranks()
 
 
-def here() -> Ranks:
-    """The ranks this process has joined; alone where it has joined none."""
-    if not dist.is_initialized():
-        return ALONE
-    return _launched()
+def current_ranks() -> Ranks:
+    """The ranks of the process group; `ALONE` outside of one."""
+    return _ranks_from_launcher() if dist.is_initialized() else ALONE
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
-    """Join the processes that the launcher started; alone without a launcher, or with one process.
+def process_group() -> Iterator[Ranks]:
+    """Join the processes that the launcher started. Without a launcher, or with one process: `ALONE`.
 
-    They stay joined until the program ends, since one that left and came back could meet others that have not left yet.
+    The group lasts until the program ends: a rank that left and joined again could meet ranks that have not left yet.
     """
-    ranks = _launched()
+    ranks = _ranks_from_launcher()
     if ranks.world == 1:
         yield ranks
         return
     if not dist.is_initialized():
         if ranks.world == ranks.local_world:
-            stay_on_this_machine()
+            _use_loopback()
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        with talking():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
-        atexit.register(leave)
+        with communication():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+        atexit.register(_leave_group)
     try:
         yield ranks
     except BaseException as error:
-        # It would wait for ranks that may be waiting for this one. Mistakes of users end all ranks alike.
+        # Leaving waits for all ranks, which may be waiting for this one. Only a UserError ends them all.
         if not isinstance(error, UserError) or isinstance(error, RankLost):
-            atexit.unregister(leave)
+            atexit.unregister(_leave_group)
         raise
 
 
-def leave() -> None:
+def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def stay_on_this_machine() -> None:
-    """Talk through the loopback interface, which no other machine can reach."""
+def _use_loopback() -> None:
+    """Communicate through the loopback interface, which other machines cannot reach."""
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if loopback:
             os.environ.setdefault(variable, loopback[0])
 
 
-def line_for(error: UserError) -> str | None:
-    """What this process should print about an error that ends it; None where another rank says it.
+def error_line(error: UserError) -> str | None:
+    """What this process prints about an error that ends it; None where another rank prints it.
 
-    An error from before the processes have joined is settled with the others first, so that it is said once.
+    An error from before the process group exists is first exchanged with the other ranks, so it is printed once.
     """
-    ranks = _launched()
+    ranks = _ranks_from_launcher()
     if ranks.world == 1:
         return str(error)
     if isinstance(error, ReportedElsewhere):
         return None
     if dist.is_initialized():
-        return f"rank {ranks.rank}: {error}" if not ranks.first else str(error)
+        return str(error) if ranks.first else f"rank {ranks.rank}: {error}"
     try:
-        with joined(), ranks.raise_together():
+        with process_group(), ranks.raise_together():
             raise error
     except ReportedElsewhere:
         return None
-    except UserError as settled:
-        return str(settled)
+    except UserError as agreed:
+        return str(agreed)
 
 
 @contextmanager
-def talking(device: torch.device | None = None) -> Iterator[None]:
-    """A failure to reach another host is that rank's end. (NCCL reports its failures later, and elsewhere.)"""
+def communication(device: torch.device | None = None) -> Iterator[None]:
+    """Report a failed exchange between hosts as `RankLost`. Failures of NCCL show later and elsewhere."""
     try:
         yield
     except RuntimeError as error:
@@ -280,7 +251,7 @@ def talking(device: torch.device | None = None) -> Iterator[None]:
         raise RankLost from error
 
 
-def _launched() -> Ranks:
+def _ranks_from_launcher() -> Ranks:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     try:
         rank, world, local_rank, local_world = (int(os.environ[name]) for name in names)
@@ -289,9 +260,15 @@ def _launched() -> Ranks:
     return Ranks(rank, world, local_rank, local_world)
 
 
-def _chunks(raw: Tensor) -> list[Tensor]:
-    return [raw[start : start + CHUNK] for start in range(0, raw.numel(), CHUNK)]
+def _chunks(tensor: Tensor) -> list[Tensor]:
+    """Views of the bytes of a contiguous tensor."""
+    raw = tensor.reshape(-1).view(torch.uint8)
+    return [raw[start : start + CHUNK_BYTES] for start in range(0, raw.numel(), CHUNK_BYTES)]
 
 
-def _bytes(value: Any) -> Tensor:
+def _encode(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decode(message: Tensor) -> Any:
+    return json.loads(message.numpy().tobytes())

@@ -1,8 +1,8 @@
-"""One run over several ranks: what each gets of the recipe, and how their agents stay one agent.
+"""One run on several ranks: the share of each in the recipe, and what keeps their agents identical.
 
-Environments, replay and batch are split. The agent is the same everywhere: it begins with the same weights, sees the
-fresh transitions of all ranks (so that running statistics are those of one process with all environments) and steps
-down the mean gradient. It does not know of any of this.
+Environments, replay and batch are split. The agents are replicas: they start with the same weights, observe the new
+transitions of all ranks (so that running statistics are those of one process with all environments) and apply the mean
+gradient. An agent needs no code for this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fleetfoot.system import usable_cores
 
 
 def rank_recipe(recipe: Recipe, ranks: Ranks) -> Recipe:
-    """The recipe of one rank: its part of the environments, the replay and the batch, on its own device."""
+    """The recipe of one rank: its share of the environments, the replay and the batch, on its own device."""
     world = ranks.world
     if world == 1:
         return recipe
@@ -38,7 +38,7 @@ def rank_recipe(recipe: Recipe, ranks: Ranks) -> Recipe:
                 f"give --{option} a multiple of {world}."
             )
     gib = recipe.replay.capacity_gib
-    memory = replace(
+    replay = replace(
         recipe.replay,
         capacity=recipe.replay.capacity // world,
         capacity_gib=None if gib is None else gib / world,
@@ -48,20 +48,21 @@ def rank_recipe(recipe: Recipe, ranks: Ranks) -> Recipe:
         recipe,
         num_envs=num_envs,
         batch_size=recipe.batch_size // world,
-        replay=memory,
+        replay=replay,
         explorer=share_of(recipe.explorer, ranks.rank * num_envs, recipe.num_envs),
-        device=_own_device(recipe, ranks),
+        device=_rank_device(recipe, ranks),
         threads=recipe.threads or max(1, usable_cores() // ranks.local_world),
     )
 
 
-def _own_device(recipe: Recipe, ranks: Ranks) -> str:
+def _rank_device(recipe: Recipe, ranks: Ranks) -> str:
     device = recipe.torch_device()
     if device.type != "cuda":
         return recipe.device
     if device.index is not None:
         raise UserError(
-            f"device is {recipe.device}, but {ranks.world} processes take a GPU each; use --device cuda."
+            f"device is {recipe.device}, but each of the {ranks.world} processes needs its own GPU; "
+            "use --device cuda."
         )
     if ranks.local_world > torch.cuda.device_count():
         raise UserError(
@@ -71,64 +72,62 @@ def _own_device(recipe: Recipe, ranks: Ranks) -> str:
     return f"cuda:{ranks.local_rank}"
 
 
-def joint_spec(spec: EnvSpec, ranks: Ranks) -> EnvSpec:
-    """The environments of all ranks together, as the agent sees them."""
+def global_spec(spec: EnvSpec, ranks: Ranks) -> EnvSpec:
+    """The environments of all ranks together, which the agent is built for."""
     return replace(spec, num_envs=spec.num_envs * ranks.world, task_ids=spec.task_ids * ranks.world)
 
 
-def bind(agent: Agent, ranks: Ranks, seed: int) -> None:
-    """Make one agent of the agents of all ranks: mean gradients, joint statistics, noise of its own (from `seed`)."""
+def synchronize_agent(agent: Agent, ranks: Ranks, seed: int) -> None:
+    """Make the agents of all ranks replicas: mean gradients and common statistics. Only their noise differs, which
+    comes from `seed`."""
     if ranks.world == 1:
         return
     for stepper in steppers(agent):
         stepper.reduce = ranks.mean
     observe = agent.observe
-    setattr(agent, "observe", lambda fresh: observe(joint(fresh, ranks)))  # noqa: B010
+    setattr(agent, "observe", lambda fresh: observe(gather_transition(fresh, ranks)))  # noqa: B010
     if not ranks.first:
-        reseed(agent, seed)
+        reseed_agent(agent, seed)
 
 
 def steppers(agent: Agent) -> list[LocalStepper]:
-    found = [value for value in vars(agent).values() if isinstance(value, LocalStepper)]
-    if not found:
+    """All steppers among the attributes of an agent."""
+    attributes = [value for value in vars(agent).values() if isinstance(value, LocalStepper)]
+    if not attributes:
         raise UserError(
             f"{type(agent).__name__} has no stepper among its attributes, so its gradients cannot be "
             "averaged over several processes; build its optimisers with an OptimConfig."
         )
-    return found
+    return attributes
 
 
-def joint(fresh: Transition, ranks: Ranks) -> Transition:
-    """The transitions of all ranks as one, without `info`, which no algorithm reads."""
-    obs, next_obs = fresh.obs, fresh.next_obs
-    given: list[Tensor | None] = [*obs, *next_obs, fresh.action, fresh.reward]
-    given += [fresh.terminated, fresh.truncated]
-    # Critic and actor often see the very same tensor; it is sent once, and stays one tensor.
-    once = {id(tensor): tensor for tensor in given if tensor is not None}
-    whole = dict(zip(once, ranks.gather(list(once.values())), strict=True))
+def gather_transition(fresh: Transition, ranks: Ranks) -> Transition:
+    """The transitions of all ranks, without `info`, which no algorithm reads."""
+    fields = (fresh.action, fresh.reward, fresh.terminated, fresh.truncated)
+    tensors = [t for t in (*fresh.obs, *fresh.next_obs, *fields) if t is not None]
+    # Actor and critic often observe the very same tensor. It is sent once, and remains one tensor.
+    unique = {id(tensor): tensor for tensor in tensors}
+    gathered = dict(zip(unique, ranks.gather(list(unique.values())), strict=True))
 
-    def of(tensor: Tensor) -> Tensor:
-        return whole[id(tensor)]
-
-    def seen(obs: Obs) -> Obs:
-        return Obs(of(obs.actor), of(obs.critic), None if obs.task is None else of(obs.task))
+    def gathered_obs(obs: Obs) -> Obs:
+        return Obs(*(None if tensor is None else gathered[id(tensor)] for tensor in obs))  # type: ignore[arg-type]
 
     return Transition(
-        obs=seen(obs),
-        action=of(fresh.action),
-        reward=of(fresh.reward),
-        terminated=of(fresh.terminated),
-        truncated=of(fresh.truncated),
-        next_obs=seen(next_obs),
+        obs=gathered_obs(fresh.obs),
+        action=gathered[id(fresh.action)],
+        reward=gathered[id(fresh.reward)],
+        terminated=gathered[id(fresh.terminated)],
+        truncated=gathered[id(fresh.truncated)],
+        next_obs=gathered_obs(fresh.next_obs),
         info={},
     )
 
 
-def reseed(agent: Agent, seed: int) -> None:
-    """Noise that no other rank draws."""
-    found = _generators(agent)
-    words = np.random.SeedSequence(seed).generate_state(max(1, len(found)), np.uint64)
-    for generator, word in zip(found.values(), words, strict=False):
+def reseed_agent(agent: Agent, seed: int) -> None:
+    """Give an agent its own random numbers."""
+    generators = _generators(agent)
+    words = np.random.SeedSequence(seed).generate_state(max(1, len(generators)), np.uint64)
+    for generator, word in zip(generators.values(), words, strict=False):
         generator.manual_seed(int(word >> 1))
 
 
@@ -142,35 +141,36 @@ def restore_generators(agent: Agent, saved: dict[str, Any]) -> None:
 
 
 def _generators(agent: Agent) -> dict[str, torch.Generator]:
-    found = {
+    values = {
         k: v.generator if isinstance(v, RandomStream) else v for k, v in sorted(vars(agent).items())
     }
-    return {k: v for k, v in found.items() if isinstance(v, torch.Generator)}
+    return {k: v for k, v in values.items() if isinstance(v, torch.Generator)}
 
 
-def check_same(agent: Agent, ranks: Ranks) -> None:
-    """All ranks must hold the same weights, bit for bit; an optimiser that `bind` did not find would part them."""
+def check_same_weights(agent: Agent, ranks: Ranks) -> None:
+    """UserError unless all ranks hold the same weights, bit for bit. They diverge where `synchronize_agent` did not
+    find an optimiser."""
     if ranks.world == 1:
         return
     weights = [weight.detach() for stepper in steppers(agent) for weight in stepper.parameters]
     weights += [weight for weight in agent.policy.parameters() if not weight.requires_grad]
     sums = [w.contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64) for w in weights]
-    everyone = ranks.gather_json(torch.stack(sums).tolist())
+    sums_by_rank = ranks.gather_json(torch.stack(sums).tolist())
     with ranks.raise_together():
-        if any(other != everyone[0] for other in everyone):
+        if any(other != sums_by_rank[0] for other in sums_by_rank):
             raise UserError(
                 "the processes no longer hold the same weights, so nothing was saved; does "
                 f"{type(agent).__name__} change weights by other means than its steppers?"
             )
 
 
-def carried_over(saved: Any, own: Any) -> Any:
-    """A saved state for another number of environments: counters as saved; tensors of another size, and random
-    states, as this process has them."""
-    if isinstance(own, dict):
-        if own.keys() == {"device", "state"}:
-            return own
-        return {key: carried_over(saved[key], own[key]) for key in own}
-    if isinstance(own, Tensor):
-        return saved if saved.shape == own.shape else own
+def adapt_state(saved: Any, initial: Any) -> Any:
+    """A saved state, adapted to another number of environments: random states, and tensors whose size has changed, are
+    those of the `initial` state."""
+    if isinstance(initial, dict):
+        if initial.keys() == {"device", "state"}:
+            return initial
+        return {key: adapt_state(saved[key], initial[key]) for key in initial}
+    if isinstance(initial, Tensor):
+        return saved if saved.shape == initial.shape else initial
     return saved

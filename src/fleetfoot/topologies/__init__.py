@@ -1,0 +1,1 @@
+"""Ways to spread a training over threads, processes and machines."""

@@ -32,15 +32,19 @@ class SynchronousConfig:
     is one vec step's updates older; everything else stays the same, and the same seed still gives the same result."""
 
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
-        vec_steps = overlap.vec_steps if self.overlap else in_turns
         with open_run(recipe, folder, state) as (journal, parts):
-            with Interrupt(parts.ranks) as interrupt:
-                with closing(vec_steps(journal, parts, parts.learner(journal))) as steps:
-                    while not (journal.finished or interrupt.stops(journal.vec_steps)):
-                        next(steps)
-                if interrupt.agreed:
-                    journal.save_interrupted(parts)
+            self.train(journal, parts)
             return journal.result(parts.agent.policy)
+
+    def train(self, journal: Journal, parts: Parts) -> None:
+        """Train to the end, or until Ctrl-C."""
+        vec_steps = overlap.vec_steps if self.overlap else in_turns
+        with Interrupt(parts.ranks) as interrupt:
+            with closing(vec_steps(journal, parts, parts.learner(journal))) as steps:
+                while not (journal.finished or interrupt.stops(journal.vec_steps)):
+                    next(steps)
+            if interrupt.agreed:
+                journal.save_interrupted(parts)
 
 
 def in_turns(journal: Journal, parts: Parts, learner: EagerLearner) -> Generator[None]:

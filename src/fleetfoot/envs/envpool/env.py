@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.envpool.pool import Pool, Seen, TaskKind, names
 from fleetfoot.envs.envpool.tasks import SETS
@@ -34,8 +34,10 @@ __all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 
 @part
 class EnvPoolConfig:
-    """One task by EnvPool's id, such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1;
-    `kwargs` go to `envpool.make`."""
+    """One task by EnvPool's id; `kwargs` go to `envpool.make`.
+
+    Such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1.
+    """
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
@@ -48,7 +50,7 @@ class EnvPoolConfig:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        _check(self)
+        at_least(self, "env", action_repeat=1, max_episode_steps=0, threads=0)
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
         if num_envs < 1:
@@ -78,7 +80,7 @@ class EnvPoolTasksConfig:
     )  # to `envpool.make` of every task
 
     def __post_init__(self) -> None:
-        _check(self)
+        at_least(self, "env", action_repeat=1, max_episode_steps=0, threads=0)
         if self.set and self.set not in SETS:
             known = ", ".join(SETS)
             raise UserError(
@@ -109,12 +111,6 @@ class EnvPoolTasksConfig:
 
     def for_evaluation(self) -> EnvPoolTasksConfig:
         return self
-
-
-def _check(config: EnvPoolConfig | EnvPoolTasksConfig) -> None:
-    for name, least in (("action_repeat", 1), ("max_episode_steps", 0), ("threads", 0)):
-        if getattr(config, name) < least:
-            raise UserError(f"env.{name} is at least {least}, not {getattr(config, name)}.")
 
 
 class EnvPoolEnv:

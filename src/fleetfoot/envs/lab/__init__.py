@@ -1,0 +1,1 @@
+"""Environments of Isaac Lab and of mjlab, which share a design."""

@@ -9,6 +9,8 @@ Isaac Lab restarts environments inside `step`, so the last observation of an epi
 (`EnvSpec.exact_final_obs` is False): replay then takes no target from a truncated row. It also runs one simulation per
 process. Evaluation therefore borrows the simulation of training; when it comes back, every episode that was running has
 been cut, with its last observation lost.
+
+Above 300 lines: the adapter, next to the one simulator that needs exceptions from it.
 """
 
 from __future__ import annotations
@@ -38,8 +40,11 @@ MISSING = (
 
 
 class OwnRandom:
-    """These simulators draw from torch's global generators. Inside this context those continue a stream that belongs
-    to one simulator, and outside nobody notices: neither a second simulator nor a network's initial weights."""
+    """A random stream for one simulator of those that draw from torch's global generators.
+
+    Inside this context the global generators continue the stream of this simulator. Outside they are as they were, for
+    a second simulator as for the initial weights of a network.
+    """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.generators = [torch.default_generator]
@@ -301,8 +306,10 @@ class IsaacLabEnv(LabEnv):
                 Simulation.running = None
 
     def _cut(self) -> Step:
-        """Others have used the simulation: the running episodes are gone. Truncated with their last observation lost,
-        they teach nothing; new ones begin."""
+        """End all episodes, because others have used the simulation in between.
+
+        They are truncated and their last observation is lost, so the agent learns nothing from them; new ones begin.
+        """
         obs = self.reset()
         never = torch.zeros(self.rows, dtype=torch.bool, device=self.spec.device)
         return Step(obs, obs, torch.zeros_like(never, dtype=torch.float32), never, ~never, {})

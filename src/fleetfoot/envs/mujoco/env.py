@@ -1,16 +1,17 @@
 """The embedded default environment: many copies of one robot in MuJoCo, on the CPU cores.
 
-Physics runs in MuJoCo's own thread pool (`mujoco_physics`), what the robot is to do stands in a
-`Task` (`mujoco_tasks`), and this file makes the environment contract out of the two. No step loops
+Physics runs in MuJoCo's own thread pool (`physics.py`), what the robot is to do stands in a
+`Task` (`tasks.py`), and this file makes the environment contract out of the two. No step loops
 over environments in Python.
 
 Actions are in [-1, 1] and are mapped affinely onto each actuator's control range; what lies outside
-is clipped.
+is clipped. Above 300 lines: one class that keeps the contract, and what it alone needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import mujoco
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.draw import Draw
 from fleetfoot.envs.mujoco import tasks as mujoco_tasks
@@ -51,11 +52,12 @@ class MuJoCoConfig:
     render_width: int = 640
     render_height: int = 480
 
+    def __post_init__(self) -> None:
+        at_least(self, "env", threads=0, episode_length=1, render_width=1, render_height=1)
+
     def build(self, num_envs: int, seed: int, device: torch.device) -> MuJoCoEnv:
         task = mujoco_tasks.find(self.task)
         if self.episode_length is not None:
-            if self.episode_length < 1:
-                raise UserError(f"env.episode_length must be at least 1, not {self.episode_length}")
             task = dataclasses.replace(task, episode_length=self.episode_length)
         return MuJoCoEnv(
             task,
@@ -77,9 +79,7 @@ class MuJoCoConfig:
 
 
 class MuJoCoEnv:
-    """N environments of one task (`VecEnv`). The n-th start of environment i depends on (seed, i,
-    n) alone.
-    """
+    """N environments of one task (`VecEnv`). The n-th start of environment i depends on (seed, i, n) alone."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class MuJoCoEnv:
         self._sim.advance(control)
         after = self._physics()
         self._clock += 1
-        reward = self._task.reward(before, control, after)
+        reward, info = self._reward(before, control, after)
         terminated = self._task.terminated(after)
         truncated = (self._clock >= self._task.episode_length) & ~terminated
         seen = self._task.observe(after)
@@ -164,8 +164,23 @@ class MuJoCoEnv:
             reward=self._to_device(reward.astype(np.float32)),
             terminated=self._to_device(terminated),
             truncated=self._to_device(truncated),
-            info={},
+            info=info,
         )
+
+    def _reward(
+        self, before: Physics, control: Array, after: Physics
+    ) -> tuple[Array, dict[str, Tensor]]:
+        """The reward, and its terms for the log where the task tells them."""
+        paid = self._task.reward(before, control, after)
+        if not isinstance(paid, Mapping):
+            return paid, {}
+        terms = np.stack([np.asarray(term, np.float64) for term in paid.values()])  # [K, N]
+        names = [f"env/reward_{name}" for name in paid]
+        rows = self._to_device(terms.astype(np.float32))  # all at once, for a GPU
+        total = terms[0]
+        for term in terms[1:]:  # in the order of the task: a sum over the axis may take another
+            total = total + term
+        return total, dict(zip(names, rows, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {
@@ -270,9 +285,7 @@ class MuJoCoEnv:
         return Obs(tensor, tensor)
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
-        """The array is fresh and nothing here writes to it again, so on the CPU it is handed out as
-        it is.
-        """
+        """On the CPU the array itself is handed out: it is new, and nothing here writes to it again."""
         tensor = torch.from_numpy(array)
         if self.spec.device.type == "cpu":
             return tensor
@@ -309,9 +322,7 @@ def _randomise(
     friction_range: Range | None,
     gain_range: Range | None,
 ) -> None:
-    """Scale the numbers of environment `env`'s own model. Episode -1 keeps these draws apart from
-    the starts.
-    """
+    """Scale the numbers of environment `env`'s own model. Episode -1 keeps these draws apart from the starts."""
     draw = Draw(seed, np.array([env]), np.array([-1]))
     if mass_range is not None:
         factor = draw.uniform(*mass_range, int(model.nbody))[0]

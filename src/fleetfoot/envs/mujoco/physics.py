@@ -38,9 +38,7 @@ FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
 
 
 def load_spec(model: str) -> mujoco.MjSpec:
-    """The editable form of an MJCF file (`model` is a path) or of MJCF text (`model` begins with
-    '<').
-    """
+    """The editable form of an MJCF file (`model` is a path) or of MJCF text (`model` begins with '<')."""
     try:
         if model.lstrip().startswith("<"):
             return mujoco.MjSpec.from_string(model)
@@ -65,9 +63,7 @@ def compile_spec(spec: mujoco.MjSpec) -> mujoco.MjModel:
 
 
 def without_textures(spec: mujoco.MjSpec) -> mujoco.MjSpec:
-    """Drop what only pictures need: most of a model's memory, which counts when every copy has its
-    own model.
-    """
+    """Drop what only pictures need: most of a model's memory, which counts when every copy has its own model."""
     for geom in spec.geoms:
         geom.material = ""
     for site in spec.sites:
@@ -94,9 +90,7 @@ class Simulation:
         threads: int,
         vary: Callable[[mujoco.MjModel, int], None] | None = None,
     ) -> None:
-        """`vary(own, i)` may change the numbers (not the sizes) of environment i's own copy of the
-        model.
-        """
+        """`vary(own, i)` may change the numbers (not the sizes) of environment i's own copy of the model."""
         self.model = model
         self.num_envs, self.frame_skip = num_envs, frame_skip
         self.nq, self.nv, self.nu = int(model.nq), int(model.nv), int(model.nu)
@@ -163,9 +157,7 @@ class Simulation:
             self._runge_kutta(self._evaluate if left == 0 else self._stage)
 
     def restart(self, rows: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
-        """Put environments `rows` at rest-of-state zero with these positions and velocities,
-        sensors up to date.
-        """
+        """Set positions and velocities of environments `rows` and the rest of their state to zero; update sensors."""
         fresh = np.zeros((len(rows), self.state.shape[1]))
         fresh[:, 1 : 1 + self.nq] = qpos
         fresh[:, 1 + self.nq : 1 + self.nq + self.nv] = qvel

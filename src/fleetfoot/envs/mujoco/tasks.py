@@ -4,7 +4,7 @@ A `Task` is a model and a few functions over batched numpy arrays (row = environ
 robot is another one: see docs/guides/own-robot.md. Observations, rewards, terminations and the
 distribution of first states are Gymnasium's; Ant and Humanoid are the variants without contact
 forces, inertias and actuator forces in the observation. Their contact costs are in the reward, with
-Gymnasium's default weights.
+Gymnasium's default weights. Above 300 lines: it is a list of tasks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fleetfoot.errors import UserError, nearest
 
 Array: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
+Terms: TypeAlias = Mapping[str, Array | Flags]  # of a reward; a flag counts as 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Task:
     The functions must treat rows independently and must not keep anything between calls.
 
     - `observe(now)` gives the observations, [N, D].
-    - `reward(before, control, after)` gives [N]; `control` [N, nu] is in the actuators' own units.
+    - `reward(before, control, after)` gives [N], or its terms by name, [N] each, which are summed and are in the log
+      as `env/reward_NAME`; `control` [N, nu] is in the actuators' own units.
     - `terminated(after)` gives [N]: the task itself has ended.
     - `start(draw, qpos, qvel)` turns k copies of the rest pose into k first states.
     - `edit(spec)` may change the model before it is compiled, to add sensors for instance.
@@ -67,7 +69,7 @@ class Task:
     model: str  # path of an MJCF file, or MJCF text
     frame_skip: int  # physics timesteps per control step
     observe: Callable[[Physics], Array]
-    reward: Callable[[Physics, Array, Physics], Array]
+    reward: Callable[[Physics, Array, Physics], Array | Terms]
     terminated: Callable[[Physics], Flags] = never
     start: Callable[[Draw, Array, Array], tuple[Array, Array]] = no_noise
     edit: Callable[[mujoco.MjSpec], None] = as_it_is
@@ -128,8 +130,8 @@ def _normal_start(draw: Draw, qpos: Array, qvel: Array) -> tuple[Array, Array]:
 
 
 def half_cheetah() -> Task:
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
-        return _speed(before, after) - 0.1 * _square(control)
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
+        return {"forward": _speed(before, after), "ctrl": -0.1 * _square(control)}
 
     return Task(
         name="HalfCheetah-v5",
@@ -147,8 +149,9 @@ def hopper() -> Task:
         bounded = (np.abs(now.qpos[:, 2:]) < 100.0).all(1) & (np.abs(now.qvel) < 100.0).all(1)
         return (z > 0.7) & (z < np.inf) & (np.abs(angle) < 0.2) & bounded
 
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
-        return _speed(before, after) + healthy(after) - 1e-3 * _square(control)
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
+        forward, ctrl = _speed(before, after), -1e-3 * _square(control)
+        return {"forward": forward, "survive": healthy(after), "ctrl": ctrl}
 
     return Task(
         name="Hopper-v5",
@@ -166,8 +169,9 @@ def walker2d() -> Task:
         z, angle = now.qpos[:, 1], now.qpos[:, 2]
         return (z > 0.8) & (z < 2.0) & (np.abs(angle) < 1.0)
 
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
-        return _speed(before, after) + healthy(after) - 1e-3 * _square(control)
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
+        forward, ctrl = _speed(before, after), -1e-3 * _square(control)
+        return {"forward": forward, "survive": healthy(after), "ctrl": ctrl}
 
     return Task(
         name="Walker2d-v5",
@@ -204,9 +208,7 @@ def _add_contact_sensors(spec: mujoco.MjSpec) -> None:
 
 
 def _contact_wrenches(now: Physics) -> Array:
-    """MuJoCo's `cfrc_ext` up to its sign, [N, bodies * 6]: torque about the robot's centre of mass,
-    and force.
-    """
+    """MuJoCo's `cfrc_ext` up to its sign, [N, bodies * 6]: torque about the robot's centre of mass, and force."""
     count = sum(name.startswith("contact") for name in now.sensor)
     each = np.stack([now.sensor[f"contact{i}"] for i in range(count)], axis=1)  # [N, bodies, 9]
     force, torque = each[..., 0:3], each[..., 3:6]
@@ -223,10 +225,15 @@ def ant() -> Task:
         finite = np.isfinite(now.qpos).all(1) & np.isfinite(now.qvel).all(1)
         return (now.qpos[:, 2] >= 0.2) & (now.qpos[:, 2] <= 1.0) & finite
 
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
         speed = (after.sensor["torso"][:, 0] - before.sensor["torso"][:, 0]) / after.dt
         contact = _square(np.clip(_contact_wrenches(after), -1.0, 1.0))
-        return speed + healthy(after) - 0.5 * _square(control) - 5e-4 * contact
+        return {
+            "forward": speed,
+            "survive": healthy(after),
+            "ctrl": -0.5 * _square(control),
+            "contact": -5e-4 * contact,
+        }
 
     return Task(
         name="Ant-v5",
@@ -244,10 +251,15 @@ def humanoid() -> Task:
     def healthy(now: Physics) -> Flags:
         return (now.qpos[:, 2] > 1.0) & (now.qpos[:, 2] < 2.0)
 
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
         speed = (after.sensor["com"][:, 0] - before.sensor["com"][:, 0]) / after.dt
         contact = np.minimum(5e-7 * _square(_contact_wrenches(after)), 10.0)
-        return 1.25 * speed + 5.0 * healthy(after) - 0.1 * _square(control) - contact
+        return {
+            "forward": 1.25 * speed,
+            "survive": 5.0 * healthy(after),
+            "ctrl": -0.1 * _square(control),
+            "contact": -contact,
+        }
 
     return Task(
         name="Humanoid-v5",
@@ -262,8 +274,8 @@ def humanoid() -> Task:
 
 
 def swimmer() -> Task:
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
-        return _speed(before, after) - 1e-4 * _square(control)
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
+        return {"forward": _speed(before, after), "ctrl": -1e-4 * _square(control)}
 
     return Task(
         name="Swimmer-v5",
@@ -289,8 +301,8 @@ def reacher() -> Task:
         parts = [np.cos(arm), np.sin(arm), now.qpos[:, 2:], now.qvel[:, :2], miss(now)[:, :2]]
         return np.concatenate(parts, axis=1)
 
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
-        return -np.sqrt(_square(miss(after))) - _square(control)
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
+        return {"dist": -np.sqrt(_square(miss(after))), "ctrl": -_square(control)}
 
     def start(draw: Draw, qpos: Array, qvel: Array) -> tuple[Array, Array]:
         qpos = qpos + draw.uniform(-0.1, 0.1, qpos.shape[1])
@@ -320,8 +332,8 @@ def inverted_pendulum() -> Task:
         finite = np.isfinite(after.qpos).all(1) & np.isfinite(after.qvel).all(1)
         return ~finite | (np.abs(after.qpos[:, 1]) > 0.2)
 
-    def reward(before: Physics, control: Array, after: Physics) -> Array:
-        return (~terminated(after)).astype(np.float64)
+    def reward(before: Physics, control: Array, after: Physics) -> Terms:
+        return {"survive": ~terminated(after)}
 
     return Task(
         name="InvertedPendulum-v5",

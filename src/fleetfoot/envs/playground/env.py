@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.playground import task as playground_task
 from fleetfoot.envs.render import Renderer, View
@@ -49,10 +49,7 @@ class PlaygroundConfig:
     render_height: int = 480
 
     def __post_init__(self) -> None:
-        if self.episode_length < 0:
-            raise UserError(f"env.episode_length is 0 or more, not {self.episode_length}.")
-        if self.start_states < 1:
-            raise UserError(f"env.start_states is at least 1, not {self.start_states}.")
+        at_least(self, "env", episode_length=0, start_states=1, render_width=1, render_height=1)
         if self.tuned_reward and self.task not in playground_task.TUNED_TASKS:
             known = ", ".join(playground_task.TUNED_TASKS)
             raise UserError(f"env.tuned_reward is for {known}, not for {self.task}.")

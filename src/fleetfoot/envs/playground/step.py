@@ -11,6 +11,8 @@ drawn and for the random stream of the episode. It depends on neither the number
 
 The running state is a flat list of arrays that each step takes over (donates), so it stays in the same memory; that
 also lets MuJoCo Warp find its CUDA graphs again, which it knows by address.
+
+Above 300 lines, because it is one program for the compiler: all parts know the layout of that list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How a task of MuJoCo Playground is found, configured and loaded. JAX is imported inside the functions."""
+"""How a task of MuJoCo Playground is found, configured and loaded. JAX is imported inside the functions.
+
+Above 300 lines: everything that depends on how Playground's versions differ is here and nowhere else.
+"""
 
 from __future__ import annotations
 

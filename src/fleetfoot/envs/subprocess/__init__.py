@@ -1,0 +1,1 @@
+"""Gymnasium environments in processes of their own."""

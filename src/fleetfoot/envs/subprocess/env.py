@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.info import InfoRows
 from fleetfoot.envs.subprocess import worker as process_worker
-from fleetfoot.envs.subprocess.worker import DONE, DRAW, MISTAKE, RESET, STEP, Shared
+from fleetfoot.envs.subprocess.worker import DONE, DRAW, MISTAKE, NAMED, RESET, STEP, Shared
 from fleetfoot.errors import UserError
 
 PATIENCE = 5.0  # seconds a process has to end by itself
@@ -38,6 +39,7 @@ class Worker:
 
     def __init__(self, label: str, memory_file: int, told: dict[str, Any], env: dict[str, str]):
         self.label = label
+        self.names: list[str] = []  # of the lines of `Shared.info`, as this process uses them
         read, write = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", process_worker.__name__, str(memory_file), str(write)],
@@ -66,6 +68,9 @@ class Worker:
             if kind == DONE:
                 return process_worker.read_text(self.answers) if text else b""
             reason = process_worker.read_text(self.answers).decode()
+            if kind == NAMED:
+                self.names = json.loads(reason)
+                return b""
         except EOFError:
             raise RuntimeError(f"{self.label} {self._how_it_ended()}.") from None
         if kind == MISTAKE:
@@ -138,6 +143,7 @@ class ProcessEnv:
         sizes = num_envs, about["obs_size"], about["action_size"]
         os.ftruncate(memory_file, Shared(None, *sizes).end)
         self.shared = Shared(mmap.mmap(memory_file, 0), *sizes)
+        self.info = InfoRows(num_envs)
         for worker in self.workers:
             worker.send(b"g")
         self.spec = EnvSpec(
@@ -181,8 +187,22 @@ class ProcessEnv:
             self._tensor(shared.reward),
             self._tensor(shared.terminated),
             self._tensor(shared.truncated),
-            {"success": self._tensor(shared.success)},
+            self._info(),
         )
+
+    def _info(self) -> dict[str, Tensor]:
+        self.info.begin_step()
+        for worker, (first, last) in zip(
+            self.workers, itertools.pairwise(self.bounds), strict=True
+        ):
+            for line, name in enumerate(worker.names):
+                told = ~np.isnan(self.shared.info[line])
+                told[:first] = told[last:] = False
+                self.info.tell(name, self.shared.info[line], told)
+        rows = self.info.rows()
+        if not rows:
+            return {}
+        return dict(zip(rows, self._tensor(np.stack(list(rows.values()))), strict=True))
 
     def state_dict(self) -> None:
         """Gymnasium has no way to ask an environment for its state."""

@@ -20,8 +20,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from fleetfoot.envs.info import MOST_NAMES, numbers
+
 RESET, STEP, DRAW = b"r", b"s", b"d"  # requests
-DONE, FAILED, MISTAKE = b"k", b"f", b"m"  # the first byte of an answer; a text follows the last two
+# The first byte of an answer. A text follows the last three; NAMED: done, and there are new names in `info`.
+DONE, FAILED, MISTAKE, NAMED = b"k", b"f", b"m", b"n"
 ALIGN = 64  # bytes; no two arrays share a cache line
 
 
@@ -34,7 +37,8 @@ class Shared:
         self.next_obs: NDArray[np.float32] = self._take(np.float32, num_envs, obs_size)
         self.obs: NDArray[np.float32] = self._take(np.float32, num_envs, obs_size)
         self.reward: NDArray[np.float32] = self._take(np.float32, num_envs)
-        self.success: NDArray[np.float32] = self._take(np.float32, num_envs)
+        # What was told in this step, NaN: nothing. Each process has its own names for these lines.
+        self.info: NDArray[np.float32] = self._take(np.float32, MOST_NAMES, num_envs)
         self.terminated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
         self.truncated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
 
@@ -80,6 +84,7 @@ class Copy:
         self.env: Any = gymnasium.make(name, disable_env_checker=True, **kwargs)
         self.about = describe(self.env)
         self.row, self.seed = row, seed
+        self.info: dict[str, float] = {}  # of the last step
         self.stream: Any = np.random.RandomState(seed).get_state()
         space: Any = self.env.action_space
         self.low, self.half = space.low, (space.high - space.low) / 2
@@ -100,10 +105,21 @@ class Copy:
         shared.next_obs[row] = shared.obs[row] = obs
         shared.reward[row] = reward
         shared.terminated[row], shared.truncated[row] = terminated, truncated and not terminated
-        shared.success[row] = float(info.get("success", 0))
+        self.info = numbers(info) if info else {}
         self.stream = np.random.get_state()
         if terminated or truncated:
             self.reset(shared)
+
+
+def tell(shared: Shared, copies: list[Copy], names: list[str]) -> bool:
+    """Write what the environments told into the shared lines; True where `names` has become longer."""
+    before = len(names)
+    for copy in copies:
+        names += [name for name in copy.info if name not in names][: MOST_NAMES - len(names)]
+    for line, name in enumerate(names):
+        for copy in copies:
+            shared.info[line, copy.row] = copy.info.get(name, np.nan)
+    return len(names) > before
 
 
 def describe(env: Any) -> dict[str, Any]:
@@ -145,6 +161,7 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     requests.read(1)  # by now the memory has its size
     memory = mmap.mmap(memory_file, 0)
     shared = Shared(memory, told["num_envs"], about["obs_size"], about["action_size"])
+    names: list[str] = []  # of the lines of `shared.info`, in the order they were first told
     while request := requests.read(1):
         try:
             if request == DRAW:
@@ -153,13 +170,17 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
                 continue
             for copy in copies:
                 copy.step(shared) if request == STEP else copy.reset(shared)
+            new_names = request == STEP and tell(shared, copies, names)
         except Exception:
             kind = MISTAKE if request == DRAW else FAILED
             last = traceback.format_exc(limit=-1).strip().splitlines()[-1]
             write_text(answers, kind, last if request == DRAW else traceback.format_exc())
             continue
-        answers.write(DONE)
-        answers.flush()
+        if new_names:
+            write_text(answers, NAMED, json.dumps(names))
+        else:
+            answers.write(DONE)
+            answers.flush()
 
 
 def main() -> None:

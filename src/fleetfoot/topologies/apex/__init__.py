@@ -1,0 +1,1 @@
+"""Ape-X: actors and one learner, as Ray actors."""

@@ -1,137 +1,127 @@
-"""The learner's view of its actors: what it has asked of them, what has come back, and who had to be replaced.
+"""The learner's view of its actors: open requests, finished blocks, and replacements for lost actors.
 
-Actors work when asked to. The learner keeps a few requests open with each of them, so an actor always has the next one
-at hand, and one whose blocks nobody takes has nothing to do: that is all the back-pressure there is, and nothing can
-wait for something that waits for it. With every request goes the newest version of the weights.
+Actors collect on request. The learner keeps a few requests open with each of them, so that an actor always has its next
+one at hand, and an actor whose blocks are not taken has nothing to do. There is no other back-pressure, and so no two
+processes can wait for each other. Every request carries the newest version of the weights.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetfoot.data import EnvSpec
+from fleetfoot.errors import UserError
+from fleetfoot.run.journal import State
 from fleetfoot.topologies.apex.actor import Actor
-from fleetfoot.topologies.ray.cluster import (
-    PackedRecipe,
-    Published,
-    RayConfig,
-    Restarts,
-    publish,
-    remote,
-)
-from fleetfoot.topologies.ray.transport import Block
-from fleetfoot.topologies.ray.workers import Workers
+from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray.transport import PackedRecipe, Published, to_arrays
+from fleetfoot.topologies.ray.workers import Restarts, Workers, remote
+
+if TYPE_CHECKING:
+    from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
 
 class ActorFleet:
+    """The actors, the blocks that were requested of them, and who replaces a lost one."""
+
     def __init__(
         self,
         ray: Any,
-        cfg: RayConfig,
         packed: PackedRecipe,
-        *,
-        actors: int,
-        lines: int,
-        ahead: int,
-        priorities: bool,
-        bf16: bool,
-        incarnations: list[int],
-        past: list[int],
+        cfg: ActorLearnerConfig,
         restarts: Restarts,
+        state: State | None = None,
     ):
-        """`lines`: vec steps of a block; `ahead`: requests open with each actor; `past`: vec steps taken from each
-        actor before."""
-        self.ray, self.cfg, self.packed = ray, cfg, packed
-        self.actors, self.lines, self.ahead, self.priorities = actors, lines, ahead, priorities
-        self.bf16 = bf16
-        self.past = list(past)
-        self.workers = Workers(
-            ray, self._launch, lives=incarnations, name="actor {}".format, restarts=restarts
-        )
-        self.open: list[deque[Any]] = [deque() for _ in range(actors)]
-        self.taken = [0] * actors  # blocks of the present incarnation
-        self.turn = 0  # whose block is looked for first, so that a slow learner serves all alike
+        """`state`: of an earlier fleet. The actors are new."""
+        self.ray, self.packed, self.cfg = ray, packed, cfg
+        before = state or {"incarnations": [-1] * cfg.actors, "lines": [0] * cfg.actors}
+        if len(before["incarnations"]) != cfg.actors:
+            raise UserError("the checkpoint was made with another number of actors.")
+        incarnations = [number + 1 for number in before["incarnations"]]
+        self.received: list[int] = list(before["lines"])  # vec steps, counted by the learner
+        self.lines = 1 if cfg.lockstep else cfg.block_vec_steps  # of a block
+        self.ahead = 1 if cfg.lockstep else cfg.blocks_ahead  # requests open with each actor
+        self.workers = Workers(ray, self._launch, incarnations, "actor {}".format, restarts)
+        self.requests: list[deque[Any]] = [deque() for _ in incarnations]
+        self.next_sequence = [0] * cfg.actors
+        self.turn = 0  # the actor that is looked at first, so that a slow learner serves all alike
         self.weights = Published(0, None)
-        # Told the number of an actor whose next rows do not follow from its last ones.
-        self.launched: Callable[[int], None] = lambda actor: None
 
     def start(self) -> EnvSpec:
-        """Start all actors; tells what their environments are together."""
+        """Start all actors; the spec is that of all their environments together."""
         spec: EnvSpec = self.workers.launch_all()[0]
-        return replace(
-            spec, num_envs=spec.num_envs * self.actors, task_ids=spec.task_ids * self.actors
-        )
+        actors = self.cfg.actors
+        return replace(spec, num_envs=spec.num_envs * actors, task_ids=spec.task_ids * actors)
 
     def publish(self, weights: dict[str, Any]) -> None:
-        """A new version, for requests from now on."""
-        self.weights = publish(self.ray, self.weights.version + 1, weights)
+        """A new version of the weights, for requests from now on."""
+        self.weights = Published(self.weights.version + 1, self.ray.put(to_arrays(weights)))
 
-    def ask(self) -> None:
+    def request_blocks(self) -> None:
         """Open requests until each actor has as many as it may have."""
-        for actor, handle in enumerate(self.workers.handles):
-            while len(self.open[actor]) < self.ahead:
-                version, ref = self.weights
-                self.open[actor].append(handle.collect.remote(self.lines, version, ref))
+        for handle, requests in zip(self.workers.handles, self.requests, strict=True):
+            while len(requests) < self.ahead:
+                requests.append(handle.collect.remote(self.lines, *self.weights))
 
     def next_block(self, timeout: float) -> Block | None:
-        """A block that no call has given before, in the order in which its actor collected it; None: there is none."""
-        waiting = {refs[0]: actor for actor, refs in enumerate(self.open) if refs}
-        if not (ready := self._ready(list(waiting), timeout)):
+        """A finished block, in the order in which its actor collected them. None: there is none, or its actor is lost
+        and being replaced."""
+        oldest = {requests[0]: actor for actor, requests in enumerate(self.requests) if requests}
+        if not (finished := self._finished(list(oldest), timeout)):
             return None
-        actor = min((waiting[ref] for ref in ready), key=lambda a: (a - self.turn) % self.actors)
-        self.turn = (actor + 1) % self.actors
+        actors = self.cfg.actors
+        actor = min((oldest[ref] for ref in finished), key=lambda a: (a - self.turn) % actors)
+        self.turn = (actor + 1) % actors
         if not self.workers.started(actor):
             return None
         try:
-            block: Block = self.ray.get(self.open[actor].popleft())
+            block: Block = self.ray.get(self.requests[actor].popleft())
         except Exception as error:
             self.workers.replace(actor, error)
             return None
-        if (block.incarnation, block.sequence) != (self.workers.lives[actor], self.taken[actor]):
+        expected = self.workers.incarnations[actor], self.next_sequence[actor]
+        if (block.incarnation, block.sequence) != expected:
             raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
-        self.taken[actor] += 1
-        self.past[actor] += self.lines
+        self.next_sequence[actor] += 1
         return block
 
-    def blocks(self, *, most: int, timeout: float, ask: bool) -> Iterator[Block]:
-        """The blocks that are there, up to `most`; waits for the first alone. `ask`: open a request for each taken.
+    def blocks(self, timeout: float) -> Iterator[Block]:
+        """The blocks that are finished, with a new request for each; waits only for the first.
 
-        There is a `most` because fast actors would finish new blocks for as long as somebody takes them.
+        At most as many as there are requests: fast actors might finish new blocks for as long as somebody takes them.
         """
-        for _ in range(most):
+        for _ in range(self.cfg.actors * self.ahead):
             block = self.next_block(timeout)
-            if ask:
-                self.ask()
+            self.request_blocks()
             if block is None:
                 return
             yield block
             timeout = 0.0
 
-    def queue(self) -> int:
-        """Blocks that are finished and not taken."""
-        every = [ref for refs in self.open for ref in refs]
-        return len(self._ready(every, 0.0))
+    def num_finished(self) -> int:
+        """Blocks that wait for the learner."""
+        return len(self._finished([ref for requests in self.requests for ref in requests], 0.0))
+
+    def state_dict(self) -> State:
+        return {"incarnations": list(self.workers.incarnations), "lines": list(self.received)}
 
     def close(self) -> None:
         self.workers.close()
 
-    def _ready(self, refs: list[Any], timeout: float) -> list[Any]:
+    def _finished(self, refs: list[Any], timeout: float) -> list[Any]:
         if not refs:
             return []
-        ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        if not ready and timeout > 0:
-            ready, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
-        return list(ready)
+        finished, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        if not finished and timeout > 0:
+            finished, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
+        return list(finished)
 
     def _launch(self, actor: int) -> tuple[Any, Any]:
-        life = self.workers.lives[actor]
-        make = remote(self.ray, Actor, cpus=self.cfg.worker_cpus)
-        handle = make.remote(self.packed, actor, self.actors, life)
-        self.open[actor].clear()
-        self.taken[actor] = 0
-        self.launched(actor)
-        threads = max(1, int(self.cfg.worker_cpus))
-        return handle, handle.start.remote(threads, self.priorities, self.bf16, self.past[actor])
+        make = remote(self.ray, Actor, cpus=self.cfg.ray.worker_cpus)
+        handle = make.remote(self.packed, actor, self.workers.incarnations[actor])
+        self.requests[actor].clear()
+        self.next_sequence[actor] = 0
+        return handle, handle.start.remote(self.received[actor])

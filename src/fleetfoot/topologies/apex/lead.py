@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class Lead:
-    """How far a learner that does not wait may run ahead of those who collect.
+    """Allows to learn from `reuse` rows for every row received.
 
-    Every row received allows to learn from `reuse` rows. What is not used is kept only up to the worth of `rows` rows:
-    a learner that was slow for hours must not go on for hours when nothing arrives any more.
+    Unused allowance is kept only up to the worth of `rows` received rows: a learner that was slow for hours must not
+    go on learning for hours when no rows arrive any more.
     """
 
     def __init__(self, reuse: float, *, rows: int, most_at_once: int):
-        """`most_at_once`: rows that are asked for together."""
+        """`most_at_once`: rows that are spent together."""
         self.reuse, self.most = reuse, max(reuse * rows, float(most_at_once))
         self.left = 0.0
 

@@ -1,209 +1,228 @@
-"""The learner's half of an Ape-X run: what it keeps and writes down, and its view of those who collect."""
+"""The learner's process: it puts agent, replay, journal and actors together. Its loops are in `loop.py`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from fleetfoot.data import EnvSpec, Transition
+from fleetfoot import checkpoint
+from fleetfoot.agents.contract import Agent
+from fleetfoot.data import Transition
 from fleetfoot.errors import UserError
+from fleetfoot.execution import make_learner
 from fleetfoot.log import EpisodeStats, Log
-from fleetfoot.log.timer import StepTimer
-from fleetfoot.run.clock import Clock
+from fleetfoot.recipe import Result
+from fleetfoot.run.journal import Journal, State, fitting, step_metrics
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead
-from fleetfoot.topologies.old_journal import Learning
-from fleetfoot.topologies.ray.cluster import PackedRecipe, Restarts, load_ray, unpack_recipe
-from fleetfoot.topologies.ray.evaluator import Evaluations
-from fleetfoot.topologies.ray.monitor import News
-from fleetfoot.topologies.ray.transport import Block
+from fleetfoot.topologies.apex.wire import Block
+from fleetfoot.topologies.ray import transport
+from fleetfoot.topologies.ray.cluster import load_ray
+from fleetfoot.topologies.ray.monitor import Outbox
+from fleetfoot.topologies.ray.workers import Evaluations, Restarts
 
 if TYPE_CHECKING:
     from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 
-BURST = 4  # updates of a free learner between two looks at what has arrived: to look takes as long as a short update
+# Updates of a free learner before it looks for blocks again: looking takes as long as a short update.
+BURST = 4
 
 
-@dataclass(kw_only=True)
-class FleetRun(Learning):
-    cfg: ActorLearnerConfig
-    fleet: ActorFleet
-    evaluations: Evaluations
-    spec: EnvSpec  # of all environments together
-    episodes: list[EpisodeStats]  # of each actor
-    lines: list[int]  # vec steps received from each actor
-    lead: Lead
-    published_at: int = 0
-    learned_rows: int = 0
-    received_rows: int = 0
-    rate_since: tuple[float, int, int] = (0.0, 0, 0)
+class Learner:
+    """Has one thread for `train` and one for `stop` and `reports`, which the monitor calls."""
 
-    @staticmethod
-    def of(
-        packed: PackedRecipe, folder: Path, state: dict[str, Any] | None, news: News, again: bool
-    ) -> FleetRun:
-        recipe, ray = unpack_recipe(packed), load_ray()
-        cfg: ActorLearnerConfig = recipe.topology  # type: ignore[assignment]
-        device = recipe.torch_device()
+    def __init__(self, packed: transport.PackedRecipe, folder: str):
+        self.packed, self.folder = packed, Path(folder)
+        self.outbox = Outbox()
+        self.stop_requested, self.built = False, False
+
+    def stop(self) -> bool:
+        """Let `train` save and return. False: the actors are not all there yet, so there is nothing to save."""
+        self.stop_requested = True
+        return self.built
+
+    def reports(self) -> list[Any]:
+        return self.outbox.take()
+
+    def train(self, resumed: bool, restarted: bool) -> Result:
+        """`resumed`: from the last checkpoint; `restarted`: another learner of this run was lost before."""
+        try:
+            with ExitStack() as stack:
+                self._build(stack, resumed, restarted)
+                self.built = True
+                self.cfg.learn(self)
+                if not self.journal.finished:
+                    self.journal.save_interrupted(self)
+                return self.journal.result(self.agent.policy.to("cpu"))
+        except UserError as error:  # the monitor's process may not know its subclass
+            raise UserError(str(error)) from None
+
+    def _build(self, stack: ExitStack, resumed: bool, restarted: bool) -> None:
+        self.recipe = recipe = transport.unpack_recipe(self.packed)
+        self.cfg = cfg = cast("ActorLearnerConfig", recipe.topology)
+        ray, device = load_ray(), recipe.torch_device()
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
-        before = [-1] * cfg.actors if state is None else state["incarnations"]
-        if len(before) != cfg.actors:
-            raise UserError("the checkpoint was made with another number of actors.")
-        restarts = Restarts(cfg.ray.max_restarts, news.items.append)
-        fleet = ActorFleet(
-            ray,
-            cfg.ray,
-            packed,
-            actors=cfg.actors,
-            lines=1 if cfg.lockstep else cfg.block_vec_steps,
-            ahead=1 if cfg.lockstep else cfg.blocks_ahead,
-            priorities=cfg.states_priorities(recipe),
-            bf16=cfg.acting == "bf16",
-            incarnations=[count + 1 for count in before],
-            past=[0] * cfg.actors if state is None else state["lines"],
-            restarts=restarts,
-        )
-        spec = fleet.start()
-        run = FleetRun(
-            recipe=recipe,
-            folder=folder,
+        state = checkpoint.load(self.folder).state if resumed else None
+        self.restarts = Restarts(cfg.ray.max_restarts, self.outbox.items.append)
+        self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
+        stack.callback(self.fleet.close)
+        self.evaluations = Evaluations(ray, self.packed, cfg.ray.worker_cpus, self.restarts)
+        stack.callback(self.evaluations.close)
+        self.spec = self.fleet.start()
+        self.agent: Agent = recipe.build_agent(self.spec, device)
+        self.replay = recipe.replay.build(
+            self.spec,
+            gamma=recipe.gamma,
+            seed=recipe.seeds().replay,
             device=device,
-            agent=recipe.build_agent(spec, device),
-            replay=recipe.replay.build(
-                spec,
-                gamma=recipe.gamma,
-                seed=recipe.seeds().replay,
-                device=device,
-                writers=cfg.actors,
-            ),
-            pace=recipe.pace.build(),
-            log=Log([]),
-            checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
-            clock=Clock(),
-            split=StepTimer(device),
-            cfg=cfg,
-            fleet=fleet,
-            evaluations=Evaluations(ray, packed, cpus=cfg.ray.worker_cpus, restarts=restarts),
-            spec=spec,
-            episodes=[EpisodeStats(spec.num_envs // cfg.actors, device) for _ in before],
-            lines=[0] * cfg.actors,
-            lead=Lead(
-                cfg.max_reuse,
-                rows=recipe.num_envs * cfg.block_vec_steps * cfg.blocks_ahead,
-                most_at_once=BURST * recipe.batch_size,
-            ),
+            writers=cfg.actors,
         )
+        self.pace = recipe.pace.build()
+        self.lead = Lead(
+            cfg.max_reuse,
+            rows=recipe.num_envs * cfg.block_vec_steps * cfg.blocks_ahead,
+            most_at_once=BURST * recipe.batch_size,
+        )
+        width = self.spec.num_envs // cfg.actors
+        self.episodes = [EpisodeStats(width, device) for _ in range(cfg.actors)]
+        self.journal = Journal(recipe=recipe, folder=self.folder, device=device)
         if state is not None:
-            run.load_state_dict(state)
-        log = run.open_log(resumed=state is not None or again, console=False)
-        run.log = Log([*log.sinks, news], every_vec_steps=log.every_vec_steps)
-        run.rate_since = (run.clock.seconds(), 0, 0)
-        return run
+            with fitting():
+                self._load_state_dict(state)
+                self.journal.load_state_dict(state)
+        self.updates = make_learner(
+            self.agent,
+            self.replay,
+            recipe.batch_size,
+            precision=recipe.precision,
+            mode=recipe.execution,
+            device=device,
+            timer=self.journal.timer,
+        )
+        self.owed = 0  # updates under way
+        self.rows_received = self.rows_learned = 0
+        self.published_at = -cfg.publish_every_vec_steps
+        continued = state is not None or restarted  # there may be a log already
+        self.journal.open(self.spec, resumed=continued, console=False, sinks=(self.outbox,))
+        stack.callback(self.journal.close)
+        self.rates_since = (self.journal.clock.seconds(), 0, 0)
 
-    def publish(self) -> None:
+    def done(self) -> bool:
+        return self.journal.finished or self.stop_requested
+
+    def warm(self) -> bool:
+        """Is the replay full enough to learn from? One that was not saved has to fill again first."""
+        warmup = self.recipe.pace.warmup_vec_steps
+        return self.journal.vec_steps >= warmup and self.pace.held_vec_steps == 0
+
+    def publish_when_due(self) -> None:
+        every = 0 if self.cfg.lockstep else self.cfg.publish_every_vec_steps
+        if self.journal.vec_steps - self.published_at < every:
+            return
         weights = {"behaviour": self.agent.behaviour.state_dict()}
-        if self.fleet.priorities:
-            agent: Any = self.agent
-            weights["initial_priority"] = agent.initial_priority.state_dict()
+        if self.cfg.computes_priorities(self.recipe):
+            weights["initial_priority"] = cast(Any, self.agent).initial_priority.state_dict()
         self.fleet.publish(weights)
-        self.published_at = self.vec_steps
+        self.published_at = self.journal.vec_steps
 
-    def mark_break(self, actor: int) -> None:
-        """What comes next from an actor does not follow from what came before."""
-        self.replay.mark_break(actor)
-        self.episodes[actor].restart()
-
-    def collected(self, steps: Sequence[Transition], actor: int) -> int:
-        """Note lines of one actor; how many vec steps (as many rows as there are environments) are complete by now
-        that were not before?"""
-        self.lines[actor] += len(steps)
-        rows = sum(len(fresh.reward) for fresh in steps)
-        self.received_rows += rows
-        self.lead.earn(rows)
-        for fresh in steps:
-            self.episodes[actor].update(fresh.reward, fresh.terminated | fresh.truncated)
-        last = steps[-1]
-        seen = {"env/obs_magnitude": last.next_obs.actor.float().abs().mean()}
-        self.log.add(seen | {"env/reward": torch.stack([s.reward for s in steps]), **last.info})
-        return sum(self.lines) // self.cfg.actors - self.vec_steps
+    def unpack(self, block: Block) -> tuple[list[Transition], Tensor | None]:
+        """Its lines, and their absolute errors [L, V] if the actor has computed them."""
+        device = self.journal.device
+        steps = list(transport.unpack_lines(block.lines, self.spec, device))
+        return steps, transport.to_tensors(block.td_error, device)
 
     def note(self, block: Block) -> None:
+        """Call it before the rows of a block are appended."""
+        # The first block of a process does not continue the episodes of the process before it.
+        if block.sequence == 0:
+            self.replay.mark_break(block.actor)
+            self.episodes[block.actor].restart()
         lag = self.fleet.weights.version - block.version
-        self.log.add({"fleet/lag_versions": lag, "fleet/block_seconds": block.seconds})
+        self.journal.log.add({"fleet/lag_versions": lag, "fleet/block_seconds": block.seconds})
 
-    def flush_counters(self) -> None:
+    def count(self, steps: Sequence[Transition], actor: int) -> int:
+        """Count lines of one actor. Returns how many vec steps, of as many rows as there are environments, are complete
+        now and not counted yet."""
+        self.fleet.received[actor] += len(steps)
+        rows = sum(len(step.reward) for step in steps)
+        self.rows_received += rows
+        self.lead.earn(rows)
+        for step in steps:
+            self.episodes[actor].update(step.reward, step.terminated | step.truncated)
+        rewards = torch.stack([step.reward for step in steps])
+        self.journal.log.add(step_metrics(steps[-1]) | {"env/reward": rewards})
+        return sum(self.fleet.received) // self.cfg.actors - self.journal.vec_steps
+
+    def start_updates(self, count: int) -> None:
+        """On a GPU they go on while the caller does something else; until `finish_updates` it must not touch the agent
+        or the replay."""
+        with self.journal.compiling(not self.updates.ready(count)):
+            self.updates.start(count)
+        self.owed = count
+
+    def finish_updates(self) -> None:
+        if self.owed > 0:
+            self.rows_learned += self.owed * self.recipe.batch_size
+            self.journal.record_updates(self.owed, self.updates.join())
+            self.owed = 0
+
+    def flush_counters(self, log: Log) -> None:
         for episodes in self.episodes:
-            self.log.add(episodes.metrics())
-        now = (self.clock.seconds(), self.received_rows, self.learned_rows)
-        seconds, rows, learned = (a - b for a, b in zip(now, self.rate_since, strict=True))
-        self.rate_since = now
+            log.add(episodes.metrics())
+        now = (self.journal.clock.seconds(), self.rows_received, self.rows_learned)
+        seconds, rows, learned = (a - b for a, b in zip(now, self.rates_since, strict=True))
+        self.rates_since = now
         if seconds > 0 and rows > 0:
-            rates = {
-                "fleet/rows_in_per_second": rows / seconds,
-                "fleet/rows_learned_per_second": learned / seconds,
-                "fleet/rows_learned_per_row_in": learned / rows,
-            }
-            self.log.add(rates)
-        counts = {
-            "fleet/queue_blocks": self.fleet.queue(),
-            "fleet/restarts": self.evaluations.restarts.count,
-        }
-        self.log.add({name: float(count) for name, count in counts.items()})
+            log.add({"fleet/rows_in_per_second": rows / seconds})
+            log.add({"fleet/rows_learned_per_second": learned / seconds})
+            log.add({"fleet/rows_learned_per_row_in": learned / rows})
+        log.add({"fleet/queue_blocks": float(self.fleet.num_finished())})
+        log.add({"fleet/restarts": float(self.restarts.count)})
 
-    def evaluate(self) -> dict[str, float]:
-        """In lockstep and at the end, wait for the metrics; otherwise ask for them, unless the last are still due."""
-        last = self.vec_steps == self.recipe.total_vec_steps
-        if self.cfg.lockstep or last:
+    def evaluate(self, vec_steps: int) -> dict[str, float]:
+        """In lockstep and at the end, wait for the metrics. Otherwise request an evaluation, unless one is pending."""
+        journal = self.journal
+        if self.cfg.lockstep or journal.finished:
             self.take_evaluation(wait=True)
             try:
                 return self.evaluations.now(self.agent.policy)
             except UserError:
-                if last:  # a run that is trained is not lost to environments that only evaluate
-                    self.save()
+                if journal.finished:  # training is complete, only its evaluation fails
+                    journal.save(self)
                 raise
-        if self.evaluations.asked is None:
-            self.evaluations.ask(
-                self.agent.policy, self.counters(), _copy(self.state_without_replay())
-            )
+        if self.evaluations.pending is None:
+            # A copy: the run goes on before it is saved.
+            state = copy.deepcopy(journal.state(self, with_replay=False))
+            self.evaluations.request(self.agent.policy, journal.counters(), state)
         return {}
 
-    def take_evaluation(self, wait: bool = False) -> None:
-        """Write down an evaluation that has come back."""
-        if (done := self.evaluations.take(wait=wait)) is None:
-            return
-        with self.clock.paused():
-            self.log.write(done.counters, done.metrics)
-            self.evaluated(*done)
+    def take_evaluation(self, *, wait: bool = False) -> None:
+        """Log the pending evaluation if it has finished."""
+        if evaluation := self.evaluations.take(wait=wait):
+            with self.journal.clock.paused():
+                self.journal.log.write(*evaluation[:2])
+                self.journal.record_evaluation(self, *evaluation)
 
-    def state_dict(self) -> dict[str, Any]:
-        mine = {"incarnations": self.fleet.workers.lives, "lines": self.lines}
-        return super().state_dict() | {name: list(value) for name, value in mine.items()}
+    def state_dict(self, *, with_replay: bool) -> State:
+        state: State = {
+            "agent": self.agent.state_dict(),
+            "pace": self.pace.state_dict(),
+            "owed": self.owed,
+            **self.fleet.state_dict(),
+        }
+        return state | {"replay": self.replay.state_dict()} if with_replay else state
 
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.lines = list(state["lines"])
-        self.replay.mark_break()  # the actors are new
-
-    def close(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(self.log.close)
-            stack.callback(self.fleet.close)
-            stack.callback(self.evaluations.close)
-
-
-def _copy(tree: Any) -> Any:
-    """A state that later updates do not change."""
-    if isinstance(tree, Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {key: _copy(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_copy(value) for value in tree)
-    return tree
+    def _load_state_dict(self, state: State) -> None:
+        self.agent.load_state_dict(state["agent"])
+        self.pace.load_state_dict(state["pace"])
+        if "replay" in state:
+            self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
+        else:  # it has to fill again first
+            self.pace.hold(self.recipe.pace.warmup_vec_steps)

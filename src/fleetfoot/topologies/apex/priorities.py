@@ -1,14 +1,13 @@
-"""An actor's local buffer: rows wait until their window is complete, and leave with their first priority.
+"""An actor's local buffer: rows wait until their n-step window is complete, and leave with their first priority.
 
-Ape-X computes it from values that the actor has anyway: q of the action it took, and the value of the observation n
-steps on, on which it has acted too by then. Only the last observation of a truncated episode, on which nobody
-acts, is looked at for this purpose alone.
+Ape-X computes that priority from values that the actor has anyway: q of the action taken, and the value of the
+observation n steps later, on which it has acted by then. Only the last observation of a truncated episode, on which
+nobody acts, costs another pass through the network.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,10 +16,11 @@ from torch import Tensor, nn
 from fleetfoot.agents.contract import InitialPriority
 from fleetfoot.data import Obs, Transition
 from fleetfoot.ops.nstep import fold
+from fleetfoot.replay.replay import ReplayConfig
 
 
-class Remembering(nn.Module):
-    """A behaviour network that keeps its last output."""
+class Recorder(nn.Module):
+    """A behaviour network that remembers its last output."""
 
     behaviour_output: Tensor | None = None
 
@@ -32,74 +32,61 @@ class Remembering(nn.Module):
         self.behaviour_output = self.behaviour(obs)
         return self.behaviour_output
 
-    @torch.no_grad()
     def take(self, obs: Obs) -> Tensor:
-        """What it says about `obs`, on which it has just acted; asked only where it was not (random steps)."""
-        behaviour_output = self(obs) if self.behaviour_output is None else self.behaviour_output
+        """Its output for `obs`, from acting on it; computed now if the actions were random and nobody asked it."""
+        output = self.behaviour(obs) if self.behaviour_output is None else self.behaviour_output
         self.behaviour_output = None
-        return behaviour_output
+        return output
 
 
 class Line(NamedTuple):
+    """One vec step that waits for the end of its windows."""
+
     step: Transition
     q: Tensor  # [E, V] of the actions taken
     value: Tensor  # [V] of the observations
     last_value: Tensor  # [V] of the last observations of truncated episodes, 0 elsewhere
 
 
-class Ready(NamedTuple):
-    step: Transition
-    td_error: Tensor  # [V] absolute
-
-
 class LocalBuffer:
-    """Gives back each vec step n steps later, with the errors of its rows."""
+    """Returns each vec step n steps later, together with the errors of its rows."""
 
     def __init__(
-        self,
-        appraise: InitialPriority,
-        behaviour: Callable[[Obs], Tensor],
-        *,
-        n_step: int,
-        gamma: float,
-        bootstrap_truncated: bool,
+        self, initial_priority: InitialPriority, acting: Recorder, cfg: ReplayConfig, gamma: float
     ):
-        self.appraise, self.behaviour = appraise, behaviour
-        self.n_step, self.gamma, self.bootstrap_truncated = n_step, gamma, bootstrap_truncated
-        self.waiting: deque[Line] = deque()
+        """`acting`: chooses the actions of the steps that are added; `cfg`: says how the replay folds windows."""
+        self.initial_priority, self.acting, self.gamma = initial_priority, acting, gamma
+        self.n_step, self.bootstrap_truncated = cfg.n_step, cfg.bootstrap_truncated
+        self.lines: deque[Line] = deque()
 
     @torch.no_grad()
-    def add(self, step: Transition, behaviour_output: Tensor) -> Ready | None:
-        """`behaviour_output`: what the behaviour network gave for `step.obs`."""
-        q, value = self.appraise(step.obs, step.action, behaviour_output)
+    def add(self, step: Transition) -> tuple[Transition, Tensor] | None:
+        """Take in a vec step; returns the one of n steps ago and its absolute errors [V], once there is one."""
+        q, value = self.initial_priority(step.obs, step.action, self.acting.take(step.obs))
         last_value = torch.zeros_like(value)
-        if self.bootstrap_truncated and bool(
-            step.truncated.any()
-        ):  # on the CPU: nothing to wait for
-            behaviour_output = self.behaviour(step.next_obs)
-            _, last_value = self.appraise(step.next_obs, step.action, behaviour_output)
-            last_value = torch.where(step.truncated, last_value, 0.0)
-        self.waiting.append(Line(step, q, value, last_value))
-        if len(self.waiting) <= self.n_step:
+        if self.bootstrap_truncated and step.truncated.any():  # on the CPU, so nothing waits
+            output = self.acting.behaviour(step.next_obs)
+            _, values = self.initial_priority(step.next_obs, step.action, output)
+            last_value = torch.where(step.truncated, values, 0.0)
+        self.lines.append(Line(step, q, value, last_value))
+        if len(self.lines) <= self.n_step:
             return None
-        ready = Ready(self.waiting[0].step, self._error())
-        self.waiting.popleft()
-        return ready
+        td_error = self._oldest_td_error()
+        return self.lines.popleft().step, td_error
 
-    def _error(self) -> Tensor:
-        """Of the oldest line, whose window and the value after it are complete."""
-        *window, after = self.waiting
-        ended = torch.stack([s.step.terminated | s.step.truncated for s in window], 1)  # [V, n]
-        terminated = torch.stack([s.step.terminated for s in window], 1)
+    def _oldest_td_error(self) -> Tensor:
+        *window, after = self.lines
+        ended = torch.stack([x.step.terminated | x.step.truncated for x in window], 1)  # [V, n]
+        terminated = torch.stack([x.step.terminated for x in window], 1)
         folded = fold(
-            reward=torch.stack([s.step.reward for s in window], 1),
+            reward=torch.stack([x.step.reward for x in window], 1),
             terminated=terminated if self.bootstrap_truncated else ended,
             ended=ended,
             exists=torch.ones_like(ended),
             gamma=self.gamma,
         )
         last = (folded.length - 1).unsqueeze(1)
-        last_value = torch.stack([s.last_value for s in window], 1).gather(1, last).squeeze(1)
+        last_value = torch.stack([x.last_value for x in window], 1).gather(1, last).squeeze(1)
         value = torch.where(folded.ended, last_value, after.value)
-        target = self.appraise.reward_scale * folded.reward + folded.discount * value
+        target = self.initial_priority.reward_scale * folded.reward + folded.discount * value
         return (target - window[0].q).abs().mean(0)

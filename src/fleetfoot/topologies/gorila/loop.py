@@ -1,23 +1,21 @@
-"""Gorila: bundles that learn for themselves and send their gradients to one server.
+"""Gorila: bundles that learn on their own data and send their gradients to one parameter server.
 
 Nair et al., "Massively Parallel Methods for Deep Reinforcement Learning", arXiv 1507.04296. Every bundle runs the loop
-of `synchronous` on a replica of the network, and the loop is cut at `step`: gradients go to the server, weights come
-back.
+of `synchronous` on a replica of the network, cut at `step`: gradients go to the server, weights come back.
 
-    (1)  pull when an episode begins; act; append; pull; sample; gradient
-    (2)  throw the gradient away if its loss is above mean + `outlier_stds` std of the losses of this bundle
-    (3)  otherwise send it, with the version of the weights it was computed with, and wait until the server has it
+    (1)  pull when an episode begins; act; append; pull; sample; compute the gradient
+    (2)  drop the gradient if its loss is above mean + `outlier_stds` std of the losses of this bundle
+    (3)  otherwise send it, with the version of the weights it was computed with, and wait for the server
 
-What the server does with it is in `server_shard.py`, the bundle is in `bundle.py`; both know nothing of Ray. Here they
-become processes, and the process that started the run hands out work, evaluates, logs, saves and replaces what is lost.
+The server is in `server.py` and the bundle in `bundle.py`; neither depends on Ray. `ray_server.py` and `fleet.py` make
+processes of them. The process that started the run, here, assigns work, evaluates, logs and saves.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,42 +23,43 @@ from fleetfoot.agents.contract import Agent
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluator
-from fleetfoot.log import Log, Mean
-from fleetfoot.log.timer import StepTimer
+from fleetfoot.log import Log
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.run.clock import Clock
 from fleetfoot.run.interrupt import Interrupt
+from fleetfoot.run.journal import Journal, State, fitting
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.gorila.bundle import Report, build_agent
 from fleetfoot.topologies.gorila.fleet import BundleFleet
-from fleetfoot.topologies.gorila.server import LAGS, GradientStats
-from fleetfoot.topologies.old_journal import Bookkeeping
+from fleetfoot.topologies.gorila.ray_server import RayServer
+from fleetfoot.topologies.gorila.replica import Replica
+from fleetfoot.topologies.gorila.server import LAG_BINS, GradientStats
 from fleetfoot.topologies.ray.cluster import RayConfig, cluster
+from fleetfoot.topologies.ray.workers import Restarts
 
 CPU = torch.device("cpu")
 
 
 @part
 class ParameterServerConfig:
-    """Bundles of actor, learner and replay that send gradients to a sharded server, as processes on Ray.
+    """Bundles of actor, replay and learner that send gradients to a sharded parameter server, as processes on Ray.
 
-    `num_envs`, `batch_size`, `replay` and `pace` are those of one bundle. Vec steps are counted over all bundles.
+    `num_envs`, `batch_size`, `replay` and `pace` apply to each bundle. Vec steps are counted over all bundles.
     """
 
     bundles: int = 4
-    """Processes that collect and compute gradients."""
+    """Number of processes that collect and compute gradients."""
     shards: int = 1
-    """Processes that the server's parameters are spread over."""
+    """Number of processes that the parameters of the server are split over."""
     max_age: int | None = None
-    """Updates that a gradient may be behind the server before it is thrown away; None: four for each bundle."""
+    """Drop gradients that are more updates behind the server than this; None: four per bundle."""
     outlier_stds: float | None = 4.0
-    """Throw gradients away whose loss is so many standard deviations above the bundle's mean; None: never."""
+    """Drop gradients whose loss is this many standard deviations above the mean of the bundle; None: never."""
     outlier_memory: int = 1_000
-    """Losses that mean and standard deviation look back on; none is thrown away before a tenth of them was seen."""
+    """Number of past losses that mean and standard deviation cover. The first tenth of them is never dropped."""
     shift_vec_steps: int = 50
-    """Vec steps that a bundle makes before it reports."""
+    """Vec steps that a bundle makes between two reports."""
     lockstep: bool = False
-    """Bundles work in turns and pull before every action: the same weights every time, and with one bundle those of
+    """Bundles take turns and pull before every action. The result is deterministic, and with one bundle it is that of
     `synchronous`."""
     ray: RayConfig = RayConfig()
 
@@ -73,131 +72,108 @@ class ParameterServerConfig:
         if self.outlier_stds is not None and not self.outlier_stds > 0:
             raise UserError(f"topology.outlier_stds must be above 0, not {self.outlier_stds}.")
 
-    def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
-        gpus = self.ray.gpus_of(recipe.torch_device())
-        cpus = (self.bundles + self.shards) * self.ray.worker_cpus
+    def run(self, recipe: Recipe, folder: Path, state: State | None) -> Result:
         torch.set_num_threads(recipe.threads or usable_cores())
-        with closing(
-            Evaluator(recipe.env, recipe.evaluation, recipe.seeds().evaluation, CPU)
-        ) as evaluator:
+        with ExitStack() as stack:
+            seed = recipe.seeds().evaluation
+            evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU)
+            stack.callback(evaluator.close)
             spec = replace(evaluator.env.spec, num_envs=recipe.num_envs)
-            agent = build_agent(recipe, spec, self.bundles, CPU)  # mistakes show before Ray starts
-            with (
-                cluster(self.ray, cpus=cpus, gpus=gpus) as ray,
-                closing(BundleFleet(ray, self, recipe, agent)) as fleet,
-                closing(ServerRun.of(recipe, folder, state, agent, evaluator, fleet)) as run,
-            ):
-                fleet.start(state)
-                run.clock.restart(run.clock.before)  # starting processes is no training
-                return parameter_server(run)
+            agent = build_agent(recipe, spec, self.bundles, CPU)  # UserErrors before Ray starts
+            gpus = self.ray.gpus_of(recipe.torch_device())
+            cpus = (self.bundles + self.shards) * self.ray.worker_cpus
+            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus))
+            restarts = Restarts(self.ray.max_restarts)
+            server = stack.enter_context(closing(RayServer(ray, self, recipe, agent, restarts)))
+            fleet = stack.enter_context(closing(BundleFleet(ray, self, recipe, server)))
+            journal = stack.enter_context(
+                closing(Journal(recipe=recipe, folder=folder, device=CPU))
+            )
+            replica = Replica(server, agent.critic, agent.critic_target)
+            run = ServerRun(journal, fleet, agent, replica, evaluator)
+            if state is not None:
+                with fitting():
+                    journal.load_state_dict(state)
+                    run.load_state_dict(state)
+            fleet.start()
+            journal.open(spec, resumed=state is not None)
+            return train(journal, run)
 
 
-def parameter_server(run: ServerRun) -> Result:
-    total = run.recipe.total_vec_steps
-    with Interrupt() as interrupt:
-        while run.vec_steps < total and not interrupt.asked:
-            stop = run.next_stop()
-            for report in run.fleet.work(stop - run.vec_steps, interrupt):
-                run.take(report)
-                if run.vec_steps < stop:
-                    run.maybe_log()
-            if run.vec_steps == stop:
-                run.bookkeep(last=stop == total)
-        if interrupt.asked:
-            run.interrupted()
-    return run.result(finished=run.vec_steps >= total)
+@dataclass
+class ServerRun:
+    """The subject of the journal. Its agent is a replica that is evaluated and saved."""
 
-
-@dataclass(kw_only=True)
-class ServerRun(Bookkeeping):
-    """The starting process's view of a run. Its agent is a replica that is evaluated and saved, and learns nothing; the
-    paces that count are those of the bundles."""
-
+    journal: Journal
     fleet: BundleFleet
+    agent: Agent
+    replica: Replica
     evaluator: Evaluator
-    logged: GradientStats  # of the server, when they were last logged
+    logged: GradientStats = field(default_factory=GradientStats)  # at the last log entry
     logged_at: int = 0  # vec steps
 
-    @staticmethod
-    def of(
-        recipe: Recipe,
-        folder: Path,
-        state: dict[str, Any] | None,
-        agent: Agent,
-        evaluator: Evaluator,
-        fleet: BundleFleet,
-    ) -> ServerRun:
-        run = ServerRun(
-            recipe=recipe,
-            folder=folder,
-            device=CPU,
-            agent=agent,
-            pace=recipe.pace.build(),
-            log=Log([]),
-            checkpoint=recipe.checkpoint.build(folder / "checkpoints"),
-            clock=Clock(),
-            split=StepTimer(CPU),
-            fleet=fleet,
-            evaluator=evaluator,
-            logged=GradientStats(),
-        )
-        if state is not None:
-            run.load_state_dict(state)
-        run.log = run.open_log(resumed=state is not None)
-        run.logged_at = run.vec_steps
-        return run
+    def record(self, report: Report) -> None:
+        self.journal.vec_steps += report.vec_steps
+        for name, (total, count) in report.metrics.items():
+            self.journal.log.add_total(name, total, count)
 
-    def next_stop(self) -> int:
-        """The vec step at which something needs all bundles to stand still."""
-        every = (self.recipe.evaluation.every_vec_steps, self.recipe.checkpoint.every_vec_steps)
-        return self.next_of(*every)
+    def log_if_due(self) -> None:
+        """Write a log entry that needs no bundle to stop."""
+        log, every = self.journal.log, self.journal.log.every_vec_steps
+        if self.journal.vec_steps // every > self.logged_at // every:
+            self.flush_counters(log)
+            log.flush(self.journal.counters())
 
-    def take(self, report: Report) -> None:
-        self.vec_steps += report.vec_steps
-        both = {k: (torch.tensor(t), torch.tensor(n)) for k, (t, n) in report.sums.items()}
-        self.log.add({name: Mean(total, count) for name, (total, count) in both.items()})
+    def flush_counters(self, log: Log) -> None:
+        """Also pull the weights of the server."""
+        server = self.fleet.server
+        stats = server.retry(server.gradient_stats)
+        self.journal.updates, self.logged_at = stats.total("accepted"), self.journal.vec_steps
+        log.add(gradient_metrics(stats, self.logged))
+        log.add({"fleet/restarts": float(server.restarts.count)})
+        self.logged = stats
+        server.retry(self.replica.pull)
 
-    def maybe_log(self) -> None:
-        every = self.log.every_vec_steps
-        if self.vec_steps // every > self.logged_at // every:
-            self.flush_counters()
-            self.log.flush(self.counters())
-
-    def flush_counters(self) -> None:
-        """Also makes the agent what the server is now."""
-        books = self.fleet.ask(self.fleet.server.books)
-        self.updates, self.logged_at = books.total("accepted"), self.vec_steps
-        self.log.add(gradient_metrics(books, self.logged))
-        self.log.add({"fleet/restarts": float(self.fleet.restarts.count)})
-        self.logged = books
-        self.fleet.ask(self.fleet.replica.pull)
-
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, vec_steps: int) -> dict[str, float]:
         return self.evaluator(self.agent.policy).metrics()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._state(with_replay=True)
+    def state_dict(self, *, with_replay: bool) -> State:
+        policy = self.agent.policy.state_dict()
+        return {"agent": {"policy": policy}} | self.fleet.state_dict(with_replay)
 
-    def state_without_replay(self) -> dict[str, Any]:
-        return self._state(with_replay=False)
+    def load_state_dict(self, state: State) -> None:
+        self.logged = GradientStats(**state["server"][0]["gradient_stats"])
+        self.logged_at = state["vec_steps"]
+        self.fleet.load_state_dict(state)
 
-    def _state(self, *, with_replay: bool) -> dict[str, Any]:
-        own = super().state_dict() | {"agent": {"policy": self.agent.policy.state_dict()}}
-        return own | self.fleet.state_dict(with_replay)
 
-    def _load(self, state: dict[str, Any]) -> None:
-        """The server and the bundles load their own."""
-        self.logged = GradientStats(**state["server"][0]["books"])
+def train(journal: Journal, run: ServerRun) -> Result:
+    """The loop of the starting process."""
+    recipe = journal.recipe
+    # At a multiple of these all bundles stop.
+    periods = recipe.evaluation.every_vec_steps, recipe.checkpoint.every_vec_steps
+    with Interrupt() as interrupt:
+        while not (journal.finished or interrupt.asked):
+            stop = journal.next_multiple(*periods)
+            for report in run.fleet.work(stop - journal.vec_steps, interrupt):
+                run.record(report)
+                if journal.vec_steps < stop:
+                    run.log_if_due()
+            if journal.vec_steps == stop:
+                journal.after_vec_step(run)
+        if interrupt.asked:
+            journal.save_interrupted(run)
+    return journal.result(run.agent.policy)
 
 
 def gradient_metrics(now: GradientStats, before: GradientStats) -> dict[str, float]:
-    """What became of all gradients so far, and how far behind those since `before` were."""
-    kinds = ("accepted", "stale", "outlying")
-    metrics = {f"gradients/{kind}": float(now.total(kind)) for kind in kinds}
-    fresh = [a - b for a, b in zip(now.lags, before.lags, strict=True)]
-    if min(fresh) < 0 or sum(fresh) == 0:  # it went back to a checkpoint, or nothing arrived
+    """Counts of all gradients so far, and the lags of those since `before`."""
+    outcomes = ("accepted", "stale", "outlying")
+    metrics = {f"gradients/{outcome}": float(now.total(outcome)) for outcome in outcomes}
+    lags = [a - b for a, b in zip(now.lags, before.lags, strict=True)]
+    if min(lags) < 0 or sum(lags) == 0:  # the server was restored, or nothing arrived
         return metrics
-    arrived = sum(fresh)
-    names = [f"lag/upto{end}" for end in LAGS] + [f"lag/above{LAGS[-1]}"]
-    shares = {name: count / arrived for name, count in zip(names, fresh, strict=True)}
+    arrived = sum(lags)
+    names = [f"lag/upto{end}" for end in LAG_BINS] + [f"lag/above{LAG_BINS[-1]}"]
+    shares = {name: count / arrived for name, count in zip(names, lags, strict=True)}
     return metrics | shares | {"lag/mean": (now.lag_sum - before.lag_sum) / arrived}

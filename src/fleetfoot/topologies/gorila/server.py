@@ -1,15 +1,15 @@
-"""The parameter server of Gorila, without anything that moves bytes: its shards, and all shards as one.
+"""The parameter server of Gorila: its shards, and all shards behind one interface. Nothing here depends on processes.
 
-The parameters of a network, laid end to end, are cut into shards. Each shard owns its slice of the weights, of the
-optimiser's state and of the target, and changes them by the gradients it is sent:
+The parameters of a network are concatenated and split into shards of equal size. Each shard owns its slice of the
+weights, of the optimiser state and of the target network, and updates them with the gradients it receives:
 
     (1)  age = updates of the server - updates of the weights that the gradient was computed with
-    (2)  a gradient with age > max_age is stale and is thrown away
+    (2)  a gradient with age > max_age is stale and is dropped
     (3)  weights <- optimiser(weights, gradient), one update
     (4)  target <- (1 - tau) target + tau weights, every `target_every` updates of the server
 
-The first shard decides (2), gives every gradient it takes the number of its update, and keeps the books; the other
-shards take what it took. So all agree on which gradients count and on when to make (4).
+The first shard decides (2), numbers each accepted gradient and counts what happened to all gradients. The other shards
+apply exactly the gradients that it accepted. So all shards agree on the updates and on when to make (4).
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from torch import Tensor, nn
 from fleetfoot.errors import UserError
 from fleetfoot.optim import OptimConfig
 
-LAGS = (0, 1, 2, 4, 8, 16, 32, 64)  # upper ends of the bars of the lag histogram; the last is open
+LAG_BINS = (0, 1, 2, 4, 8, 16, 32, 64)  # upper ends of the lag histogram; one open bin follows
 
 
 class Version(NamedTuple):
-    """Which weights and which target."""
+    """Identifies the weights and the target of a shard."""
 
-    generation: int  # how often the server went back to a checkpoint; others' numbers mean nothing
-    version: int  # updates made
-    follows: int  # steps of the target made
+    generation: (
+        int  # how often the server was restored; counts of different generations do not compare
+    )
+    updates: int
+    target_updates: int
 
 
-NOTHING = Version(-1, -1, -1)
+NO_VERSION = Version(-1, -1, -1)
 
 
 class Pulled(NamedTuple):
-    stamp: Version
-    weights: Tensor | None  # the slice of one shard; None: the one who asks has it already
+    """The answer of one shard to a pull."""
+
+    version: Version
+    weights: Tensor | None  # the slice of the shard; None: the caller already has it
     target: Tensor | None
 
 
@@ -59,168 +63,173 @@ class ServerConfig:
 
 @dataclass
 class GradientStats:
-    """What became of the gradients of each bundle, and how old they were when they arrived."""
+    """What happened to the gradients of each bundle, and how old they were when they arrived."""
 
     accepted: dict[int, int] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
     outlying: dict[int, int] = field(default_factory=dict)
-    lags: list[int] = field(default_factory=lambda: [0] * (len(LAGS) + 1))
+    lags: list[int] = field(default_factory=lambda: [0] * (len(LAG_BINS) + 1))
     lag_sum: int = 0
 
-    def count(self, what: str, bundle: int) -> None:
-        counts = getattr(self, what)
+    def count(self, outcome: str, bundle: int) -> None:
+        counts = getattr(self, outcome)
         counts[bundle] = counts.get(bundle, 0) + 1
 
-    def lag(self, age: int) -> None:
-        self.lags[sum(age > end for end in LAGS)] += 1
+    def add_lag(self, age: int) -> None:
+        self.lags[sum(age > end for end in LAG_BINS)] += 1
         self.lag_sum += age
 
-    def total(self, what: str) -> int:
-        return sum(getattr(self, what).values())
+    def total(self, outcome: str) -> int:
+        return sum(getattr(self, outcome).values())
 
 
 class ServerShard:
-    """One slice of the server. `pieces` are the sizes of its parts of the parameters: optimisers work on those, so that
-    one shard alone does what a local optimiser would do, bit for bit."""
+    """One slice of the server.
 
-    def __init__(self, weights: Tensor, pieces: Sequence[int], rule: ServerConfig):
-        self.rule, self.pieces = rule, list(pieces)
+    `pieces` are the sizes of the parts of parameters in this slice. The optimiser works on these parts, so a single
+    shard computes the same bits as a local optimiser.
+    """
+
+    def __init__(self, weights: Tensor, pieces: Sequence[int], cfg: ServerConfig):
+        self.cfg, self.pieces = cfg, list(pieces)
         self.weights, self.target = weights.clone(), weights.clone()
-        self.generation = self.version = self.follows = 0
-        self.books = GradientStats()
-        parts = [nn.Parameter(piece) for piece in self.weights.split_with_sizes(self.pieces)]
-        # They share memory with `weights`.
-        self.step = rule.optim.build(nn.ParameterList(parts), rule.total_updates)
+        self.generation = self.updates = self.target_updates = 0
+        self.gradient_stats = GradientStats()
+        # The parameters share memory with `weights`.
+        parameters = [nn.Parameter(piece) for piece in self.weights.split_with_sizes(self.pieces)]
+        self.step = cfg.optim.build(nn.ParameterList(parameters), cfg.total_updates)
 
-    def stamp(self) -> Version:
-        return Version(self.generation, self.version, self.follows)
+    def version(self) -> Version:
+        return Version(self.generation, self.updates, self.target_updates)
 
     def pull(self, known: Version) -> Pulled:
-        """What is newer than what the asker has."""
-        mine = self.stamp()
-        same, same_target = known[:2] == mine[:2], known[::2] == mine[::2]
+        """What changed since the version `known`."""
+        now = self.version()
+        same = known.generation == now.generation
+        same_weights = same and known.updates == now.updates
+        same_target = same and known.target_updates == now.target_updates
         return Pulled(
-            mine,
-            None if same else self.weights.clone(),
+            now,
+            None if same_weights else self.weights.clone(),
             None if same_target else self.target.clone(),
         )
 
     def push(self, gradient: Tensor, known: Version, bundle: int) -> Version | None:
-        """Take a gradient computed with the weights `known`, as the next update, or throw it away: None. Only the first
-        shard is asked."""
-        age = self.version - known.version
-        if known.generation != self.generation or age > self.rule.max_age:  # (1), (2)
-            self.books.count("stale", bundle)
-            if known.generation == self.generation:
-                self.books.lag(age)
+        """Apply a gradient that was computed with the weights `known`, and return the new version, or drop it and
+        return None. Called on the first shard only."""
+        age = self.updates - known.updates
+        same_generation = known.generation == self.generation
+        accepted = same_generation and age <= self.cfg.max_age  # (1), (2)
+        self.gradient_stats.count("accepted" if accepted else "stale", bundle)
+        if same_generation:
+            self.gradient_stats.add_lag(age)
+        if not accepted:
             return None
-        self.books.count("accepted", bundle)
-        self.books.lag(age)
-        self.apply(gradient, self.stamp()._replace(version=self.version + 1))
-        return self.stamp()
+        self.apply(gradient, self.version()._replace(updates=self.updates + 1))
+        return self.version()
 
-    def apply(self, gradient: Tensor, number: Version) -> None:
-        """Make the update that the first shard gave this number."""
-        if number.generation != self.generation:
+    def apply(self, gradient: Tensor, version: Version) -> None:
+        """Make the update that leads to `version`, which the first shard assigned."""
+        if version.generation != self.generation:
             return
         self.step.apply(list(gradient.split_with_sizes(self.pieces)))  # (3)
-        due = self.version // self.rule.target_every
-        self.version = max(self.version, number.version)
-        if self.version // self.rule.target_every > due:
-            target, weights = (
-                list(x.split_with_sizes(self.pieces)) for x in (self.target, self.weights)
-            )
-            torch._foreach_lerp_(target, weights, self.rule.tau)  # (4)
-            self.follows += 1
+        target_updates_due = self.updates // self.cfg.target_every
+        self.updates = max(self.updates, version.updates)
+        if self.updates // self.cfg.target_every > target_updates_due:
+            target = list(self.target.split_with_sizes(self.pieces))
+            weights = list(self.weights.split_with_sizes(self.pieces))
+            torch._foreach_lerp_(target, weights, self.cfg.tau)  # (4)
+            self.target_updates += 1
 
-    def outlying(self, bundle: int) -> None:
-        """Note that a bundle threw a gradient away itself."""
-        self.books.count("outlying", bundle)
+    def record_outlier(self, bundle: int) -> None:
+        """Count a gradient that the bundle itself dropped."""
+        self.gradient_stats.count("outlying", bundle)
 
-    def read_books(self) -> GradientStats:
-        return self.books
+    def get_gradient_stats(self) -> GradientStats:
+        return self.gradient_stats
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "weights": self.weights.clone(),
             "target": self.target.clone(),
             "step": self.step.state_dict(),
-            "version": self.version,
-            "follows": self.follows,
-            "books": copy.deepcopy(vars(self.books)),
+            "updates": self.updates,
+            "target_updates": self.target_updates,
+            "gradient_stats": copy.deepcopy(vars(self.gradient_stats)),
         }
 
     def load_state_dict(self, state: dict[str, Any], generation: int) -> None:
-        """Go to a saved state, as the so-many-th generation."""
         self.weights.copy_(state["weights"])
         self.target.copy_(state["target"])
         self.step.load_state_dict(state["step"])
-        self.version, self.follows = state["version"], state["follows"]
-        self.books = GradientStats(**copy.deepcopy(state["books"]))
+        self.updates, self.target_updates = state["updates"], state["target_updates"]
+        self.gradient_stats = GradientStats(**copy.deepcopy(state["gradient_stats"]))
         self.generation = generation
 
 
 class ShardSlice(NamedTuple):
-    """The slice of one shard, and the sizes of its parts of the parameters."""
+    """The place of one shard in the concatenated parameters."""
 
     start: int
     stop: int
-    pieces: list[int]
+    pieces: list[int]  # sizes of the parts of parameters in it
 
 
-def cut(sizes: Sequence[int], shards: int) -> list[ShardSlice]:
-    """Lay parameters of these sizes end to end and cut them into equal shards, to one number."""
+def shard_slices(sizes: Sequence[int], shards: int) -> list[ShardSlice]:
+    """Split concatenated parameters of these sizes into shards whose sizes differ by at most one."""
     total = sum(sizes)
     if not 1 <= shards <= total:
         raise UserError(
-            f"topology.shards must lie between 1 and the {total:,} parameters of the network, not {shards}."
+            f"topology.shards must be between 1 and {total:,}, the number of parameters of the network, "
+            f"not {shards}."
         )
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    cuts = []
+    slices = []
     for i in range(shards):
         start, stop = total * i // shards, total * (i + 1) // shards
-        at = [start, *(end for end in ends if start < end < stop), stop]
-        cuts.append(ShardSlice(start, stop, [b - a for a, b in pairwise(at)]))
-    return cuts
+        bounds = [start, *(end for end in ends if start < end < stop), stop]
+        slices.append(ShardSlice(start, stop, [b - a for a, b in pairwise(bounds)]))
+    return slices
 
 
 Call = Callable[[Sequence[Any], str, Sequence[tuple[Any, ...]]], list[Any]]
 
 
-def call_here(
+def call_local(
     shards: Sequence[Any], method: str, arguments: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
-    """Call a method of each of several shards, with its own arguments; here they live in this process."""
-    return [getattr(s, method)(*a) for s, a in zip(shards, arguments, strict=True)]
+    """Call a method of each shard, each with its own arguments, in this process."""
+    return [getattr(shard, method)(*args) for shard, args in zip(shards, arguments, strict=True)]
 
 
 class Server:
-    """All shards as one. `call` is how they are reached."""
+    """All shards behind one interface. `call` reaches them."""
 
-    def __init__(self, shards: Sequence[Any], cuts: Sequence[ShardSlice], call: Call = call_here):
-        self.shards, self.cuts, self.call = list(shards), list(cuts), call
+    def __init__(
+        self, shards: Sequence[Any], slices: Sequence[ShardSlice], call: Call = call_local
+    ):
+        self.shards, self.slices, self.call = list(shards), list(slices), call
 
     def pull(self, known: Sequence[Version]) -> list[Pulled]:
-        answers: list[Pulled] = self.call(self.shards, "pull", [(stamp,) for stamp in known])
-        return answers
+        return self.call(self.shards, "pull", [(version,) for version in known])
 
     def push(self, gradient: Tensor, known: Version, bundle: int) -> bool:
-        """Returns when every shard has made the update, or when the first has found it stale: False."""
-        first, *others = (gradient[c.start : c.stop] for c in self.cuts)
-        number = self.call(self.shards[:1], "push", [(first, known, bundle)])[0]
-        if number is not None and others:
-            self.call(self.shards[1:], "apply", [(part, number) for part in others])
-        return number is not None
+        """Return True when every shard has made the update, False when the first shard found the gradient stale."""
+        first, *others = (gradient[s.start : s.stop] for s in self.slices)
+        version = self.call(self.shards[:1], "push", [(first, known, bundle)])[0]
+        if version is not None and others:
+            self.call(self.shards[1:], "apply", [(part, version) for part in others])
+        return version is not None
 
-    def outlying(self, bundle: int) -> None:
-        self.call(self.shards[:1], "outlying", [(bundle,)])
+    def record_outlier(self, bundle: int) -> None:
+        self.call(self.shards[:1], "record_outlier", [(bundle,)])
 
-    def books(self) -> GradientStats:
-        books: GradientStats = self.call(self.shards[:1], "read_books", [()])[0]
-        return books
+    def gradient_stats(self) -> GradientStats:
+        stats: GradientStats = self.call(self.shards[:1], "get_gradient_stats", [()])[0]
+        return stats
 
     def state_dict(self) -> list[dict[str, Any]]:
         return self.call(self.shards, "state_dict", [()] * len(self.shards))
 
     def load_state_dict(self, state: Sequence[dict[str, Any]], generation: int) -> None:
-        self.call(self.shards, "load_state_dict", [(s, generation) for s in state])
+        self.call(self.shards, "load_state_dict", [(shard, generation) for shard in state])

@@ -1,0 +1,1 @@
+"""Several seeds of one recipe, as one batched computation or one after the other."""

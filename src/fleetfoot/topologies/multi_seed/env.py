@@ -13,57 +13,56 @@ from fleetfoot.envs.vec_env import TwoHalves, VecEnv
 
 
 class ConcatVecEnv:
-    """The rows of all parts, one part after the other. What comes back is on `device`, wherever the parts are."""
+    """The rows of all sets, one set after the other. What comes back is on `device`, wherever the sets are."""
 
-    def __init__(self, parts: Sequence[VecEnv], device: torch.device):
-        self.parts, self.device = list(parts), device
-        first = parts[0].spec
+    def __init__(self, sets: Sequence[VecEnv], device: torch.device):
+        self.sets, self.device = list(sets), device
+        specs = [env.spec for env in sets]
+        self.sizes = [spec.num_envs for spec in specs]
         self.spec: EnvSpec = replace(
-            first,
-            num_envs=sum(part.spec.num_envs for part in parts),
-            task_ids=sum((part.spec.task_ids for part in parts), ()),
+            specs[0],
+            num_envs=sum(self.sizes),
+            task_ids=sum((spec.task_ids for spec in specs), ()),
             device=device,
         )
 
     def reset(self) -> Obs:
-        return self.join([part.reset() for part in self.parts])
+        return self.join([env.reset() for env in self.sets])
 
     def step(self, action: Tensor) -> Step:
-        given = action.to(self.parts[0].spec.device)
-        rows = [part.spec.num_envs for part in self.parts]
-        owns = list(zip(self.parts, torch.split(given, rows), strict=True))
-        for part, own in owns:  # those that can, work at the same time
-            if isinstance(part, TwoHalves):
-                part.send(own)
+        shares = torch.split(action.to(self.sets[0].spec.device), self.sizes)
+        for env, share in zip(self.sets, shares, strict=True):  # those that can, work at once
+            if isinstance(env, TwoHalves):
+                env.send(share)
         steps = [
-            part.receive() if isinstance(part, TwoHalves) else part.step(own) for part, own in owns
+            env.receive() if isinstance(env, TwoHalves) else env.step(share)
+            for env, share in zip(self.sets, shares, strict=True)
         ]
-        names = steps[0].info.keys()
-        flags = torch.stack([self._flat(steps, "terminated"), self._flat(steps, "truncated")])
-        flags = flags.to(self.device)
+        flags = torch.stack([_cat(steps, "terminated"), _cat(steps, "truncated")]).to(self.device)
+        # Some sets may have told a name that others have not told yet.
+        names = [name for name in steps[0].info if all(name in step.info for step in steps)]
         return Step(
             obs=self.join([step.obs for step in steps]),
             next_obs=self.join([step.next_obs for step in steps]),
-            reward=self._flat(steps, "reward").to(self.device),
+            reward=_cat(steps, "reward").to(self.device),
             terminated=flags[0],
             truncated=flags[1],
             info={name: torch.cat([s.info[name] for s in steps]).to(self.device) for name in names},
         )
 
-    def _flat(self, steps: Sequence[Step], name: str) -> Tensor:
-        return torch.cat([getattr(step, name) for step in steps])
-
     def join(self, obs: Sequence[Obs]) -> Obs:
-        """The observations of all parts, as one."""
-        actor = torch.cat([each.actor for each in obs]).to(self.device)
+        """The observations of all sets, as one."""
+        actor = torch.cat([one.actor for one in obs]).to(self.device)
         critic = actor
         if obs[0].critic is not obs[0].actor:
-            critic = torch.cat([each.critic for each in obs]).to(self.device)
-        task = None
-        if obs[0].task is not None:
-            task = torch.cat([each.task for each in obs if each.task is not None]).to(self.device)
-        return Obs(actor, critic, task)
+            critic = torch.cat([one.critic for one in obs]).to(self.device)
+        tasks = [one.task for one in obs if one.task is not None]
+        return Obs(actor, critic, torch.cat(tasks).to(self.device) if tasks else None)
 
     def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        for env in self.sets:
+            env.close()
+
+
+def _cat(steps: Sequence[Step], name: str) -> Tensor:
+    return torch.cat([getattr(step, name) for step in steps])

@@ -1,30 +1,104 @@
-"""What those who learn and collect at the same time hand each other.
+"""What crosses from one stage to another: orders, weights, vec steps.
 
-Threads of one process copy; on a GPU each has a stream of its own, and none waits on the host. To other processes
-weights go as flat arrays.
+Threads of one process copy on their device; on a GPU each has its own stream, and no copy waits on the host. Weights
+for another process are flat arrays.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fleetfoot.agents.contract import ActorCritic
+from fleetfoot.data import EnvSpec, Transition
+from fleetfoot.log import Totals
+from fleetfoot.optim import LocalStepper
 
 T = TypeVar("T")
 
 
+class Order(NamedTuple):
+    """What a stage is asked to do in one round."""
+
+    amount: int = 0  # vec steps to collect, or updates to make
+    follows: tuple[bool, ...] = ()  # of each vec step handed over: does it continue the one before?
+    skipped_batches: int = 0  # batches to draw without learning from them
+
+
+class Outcome(NamedTuple):
+    """What became of a round."""
+
+    used: dict[str, int]  # numbers of the versions that it was made with
+    changed: tuple[str, ...] = ()  # weights to publish
+    fresh: Transition | None = None  # the vec step that it collected
+    compile_seconds: float = 0.0
+
+
+class Report(NamedTuple):
+    """What a stage has measured since its last report."""
+
+    totals: Totals
+    times: dict[str, float]
+    waited: float  # seconds between rounds
+
+
+class Setup(NamedTuple):
+    """What the stages need to know besides the recipe."""
+
+    spec: EnvSpec | None = (
+        None  # None: the actor builds the environments, and the others do not exist yet
+    )
+    same_rows: bool = False  # the policy learner draws the rows that the critic learner draws
+    bytes_beside: int = (
+        0  # that another stage will fill in the memory of the critic learner's replay
+    )
+    actors_lost: int = 0
+    vec_steps: int = 0  # collected so far
+    updates: int = 0  # made so far
+
+
+def policy_weights(agent: ActorCritic) -> list[Tensor]:
+    """What `update_policy` changes and others read."""
+    state = [getattr(agent, name) for name in agent.policy_state]
+    steppers = [part for part in state if isinstance(part, LocalStepper)]
+    return [w for stepper in steppers for w in stepper.parameters] + _buffers(agent.policy, agent)
+
+
+def critic_weights(agent: ActorCritic) -> list[Tensor]:
+    return [*agent.critic.parameters(), *_buffers(agent.critic, agent)]
+
+
+def statistics(agent: ActorCritic) -> list[Tensor]:
+    return list(agent.norms.buffers())
+
+
+def _buffers(network: nn.Module, agent: ActorCritic) -> list[Tensor]:
+    """What belongs to the weights of a network (singular vectors), without the statistics of observations."""
+    others = {id(buffer) for buffer in agent.norms.buffers()}
+    return [buffer for buffer in network.buffers() if id(buffer) not in others]
+
+
+WEIGHTS: dict[str, Callable[[ActorCritic], list[Tensor]]] = {
+    "policy": policy_weights,
+    "critic": critic_weights,
+    "statistics": statistics,
+}
+
+
 class Versions:
-    """The newest version of some tensors. Makers and readers have tensors of their own, and copy."""
+    """The newest version of some weights, for threads of one process. Publisher and readers each have tensors of their
+    own, so nobody reads half an update."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        """`tensors`: the maker's."""
-        self.made = [tensor.detach() for tensor in tensors]
-        self.newest = [tensor.clone() for tensor in self.made]
+        """`tensors`: the publisher's."""
+        self.source = [tensor.detach() for tensor in tensors]
+        self.newest = [tensor.clone() for tensor in self.source]
         self.number = 0
         self.lock = threading.Lock()
         self.written: torch.cuda.Event | None = None
@@ -32,18 +106,18 @@ class Versions:
         self.on_gpu = any(tensor.is_cuda for tensor in self.newest)
 
     def publish(self) -> None:
-        """The maker's tensors as they are now."""
+        """Make the publisher's tensors, as they are now, the newest version."""
         with self.lock:
             if self.on_gpu:
                 for event in self.read.values():
                     torch.cuda.current_stream().wait_event(event)
-            _copy_(self.newest, self.made)
+            _copy_(self.newest, self.source)
             if self.on_gpu:
                 self.written = torch.cuda.current_stream().record_event()
             self.number += 1
 
     def copy(self, into: Sequence[Tensor]) -> int:
-        """Copy the newest version; tells its number."""
+        """Copy the newest version; returns its number."""
         with self.lock:
             if self.written is not None:
                 torch.cuda.current_stream().wait_event(self.written)
@@ -53,21 +127,6 @@ class Versions:
             return self.number
 
 
-class Reader:
-    """Tensors that follow a published version, whenever their owner asks for it."""
-
-    def __init__(self, versions: Versions, tensors: Sequence[Tensor]):
-        self.versions, self.tensors, self.number = versions, tensors, 0
-
-    def refresh(self) -> None:
-        if self.lag():
-            self.number = self.versions.copy(self.tensors)
-
-    def lag(self) -> int:
-        """Versions that are newer than the one that is used."""
-        return self.versions.number - self.number
-
-
 @torch.no_grad()
 def _copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     # In one call: between two calls other threads get the interpreter, and it takes time to get it back.
@@ -75,88 +134,97 @@ def _copy_(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(into), list(tensors))
 
 
+class FlatVersion(NamedTuple):
+    """One version of some weights, from another process."""
+
+    number: int
+    arrays: Any  # as `flat` makes them; None: lost together with a machine, so the reader stays with what it has
+
+    def copy(self, into: Sequence[Tensor]) -> int:
+        if self.arrays is not None:
+            copy_flat_(into, self.arrays)
+        return self.number
+
+
 def flat(tensors: Sequence[Tensor]) -> list[Any]:
-    """Copies of the tensors for another process, as one long array per kind of number."""
-    kinds = dict.fromkeys(tensor.dtype for tensor in tensors)
-    long = [
-        torch.cat([t.detach().reshape(-1) for t in tensors if t.dtype == kind]) for kind in kinds
+    """Copies of the tensors for another process, as one long array per dtype."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+    joined = [
+        torch.cat([t.detach().reshape(-1) for t in tensors if t.dtype == dtype]) for dtype in dtypes
     ]
-    return [each.cpu().numpy() for each in long]
+    return [tensor.cpu().numpy() for tensor in joined]
 
 
 @torch.no_grad()
 def copy_flat_(into: Sequence[Tensor], arrays: Sequence[Any]) -> None:
-    """The inverse of `flat`, for tensors of the same kinds and sizes in the same order."""
-    kinds = dict.fromkeys(tensor.dtype for tensor in into)
-    for kind, array in zip(kinds, arrays, strict=True):
-        mine = [tensor for tensor in into if tensor.dtype == kind]
-        long = torch.from_numpy(array).to(mine[0].device)
-        at = 0
-        for tensor in mine:
-            tensor.copy_(long[at : at + tensor.numel()].view_as(tensor))
-            at += tensor.numel()
+    """The inverse of `flat`, for tensors of the same dtypes and sizes in the same order."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in into)
+    for dtype, array in zip(dtypes, arrays, strict=True):
+        targets = [tensor for tensor in into if tensor.dtype == dtype]
+        joined = torch.from_numpy(array).to(targets[0].device)
+        start = 0
+        for tensor in targets:
+            tensor.copy_(joined[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
 
 
-class Channel(Generic[T]):
-    """From one thread to another, in order. How much may wait in it is up to those who use it."""
+Version: TypeAlias = Versions | FlatVersion
+
+
+class Parcel(NamedTuple, Generic[T]):
+    """Something on its way from one thread to others."""
+
+    item: T
+    sent: torch.cuda.Event | None  # on the sender's stream; None on a CPU
+
+
+def parcel(item: T) -> Parcel[T]:
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(item))
+    return Parcel(item, torch.cuda.current_stream().record_event() if on_gpu else None)
+
+
+class Inbox(Generic[T]):
+    """Opens the parcels for one thread."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[T, torch.cuda.Event | None]] = deque()
-        self.taken: list[T] = []
+        self.current: list[T] = []
         self.in_use: deque[tuple[list[T], torch.cuda.Event]] = deque()
 
-    def put(self, item: T) -> None:
-        on_gpu = any(tensor.is_cuda for tensor in _tensors(item))
-        event = torch.cuda.current_stream().record_event() if on_gpu else None
-        self.waiting.append((item, event))
-
-    def take(self, most: int | None) -> list[T]:
-        """The next items, `most` of them or (None) all there are."""
-        count = len(self.waiting) if most is None else min(most, len(self.waiting))
-        items, on_gpu = [], False
-        for _ in range(count):
-            item, event = self.waiting.popleft()
-            if event is not None:
-                on_gpu = True
-                torch.cuda.current_stream().wait_event(event)
-            items.append(item)
-        if on_gpu:
-            self._keep(items)
+    def open(self, parcels: Sequence[Parcel[T]]) -> list[T]:
+        """The items, ready to use on this thread's stream."""
+        items = [item for item, _ in parcels]
+        events = [event for _, event in parcels if event is not None]
+        for event in events:
+            torch.cuda.current_stream().wait_event(event)
+        if events:
+            self._hold(items)
         return items
 
-    def _keep(self, items: list[T]) -> None:
-        """Hold on to items until the device is done with them: memory that a simulator owns goes back to it with the
-        last reference, and it does not know of this stream."""
-        if self.taken:
-            # Whatever the taker wants of the device with its items, it has asked for by the time it takes more.
-            self.in_use.append((self.taken, torch.cuda.current_stream().record_event()))
-        self.taken = items
+    def _hold(self, items: list[T]) -> None:
+        """Hold a reference to items until the device has finished with them. Memory that a simulator owns goes back to
+        it with the last reference, and the simulator does not wait for this stream."""
+        if self.current:
+            # All kernels that read the items opened before have been queued by the time more are opened.
+            self.in_use.append((self.current, torch.cuda.current_stream().record_event()))
+        self.current = items
         while self.in_use and self.in_use[0][1].query():  # type: ignore[no-untyped-call]
             self.in_use.popleft()
 
 
 def copied(tree: T) -> T:
-    """The same with tensors of its own; one that is there twice stays one.
+    """The same with its own tensors; one that occurs twice stays one.
 
-    For what a simulator on a GPU hands out: one that records CUDA graphs knows them by the addresses of its memory, so
-    it must get the same memory back before every step, whoever is still busy with the last ones.
+    For what a simulator on a GPU returns: one that records CUDA graphs knows its memory by address, so it must get the
+    same memory back before every step, even while other streams still read the last ones.
     """
-    known: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
 
     def copy(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        if id(leaf) not in known:
-            known[id(leaf)] = leaf.clone()
-        return known[id(leaf)]
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.clone()
+        return copies[id(leaf)]
 
-    whole: T = tree_map(copy, tree)
-    return whole
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple):
-        for branch in tree:
-            yield from _tensors(branch)
+    result: T = tree_map(copy, tree)
+    return result

@@ -1,91 +1,95 @@
-"""PQL: one collects, one learns critics, one learns the policy, all at the same time.
+"""PQL: an actor, a critic learner and a policy learner, all at the same time.
 
 Li et al. 2023, "Parallel Q-Learning", arXiv 2307.12983. The loop of `synchronous` is cut at *append* and *refresh*, and
-the learner between its two updates. Three threads, on a GPU each with a stream of its own, or (`split_on_ray.py`) three
-processes:
+the learner between its two updates:
 
     actor                                 critic learner                      policy learner
       newest policy and statistics          take a vec step; observe, append     take its observations
       act; step the environments            newest policy                        newest critic and statistics
-      hand on the vec step                  the critic updates owed              the policy updates owed
+      hand over the vec step                the critic updates owed              the policy updates owed
                                             publish critic and statistics        publish the policy
-                                            hand on the observations
 
-Each has an agent of its own, built from the same recipe, and uses a part of it; versions of weights travel, modules do
-not. One vec step and the updates it calls for are a *round* of each of the three, and `Gate` lets nobody be more than
-`lead` rounds ahead of the next: the ratios hold by counting, whoever is slow.
+    stages.py      the three, each with its own agent; versions of weights travel, modules do not
+    schedule.py    which round each of them makes next, with which vec steps and how many updates
+    threads.py     carries both between threads of one process ...
+    on_ray.py      ... or between processes, on one or several machines
+
+One vec step and the updates it calls for are a *round* of each of the three, and `Gate` lets nobody be more than `lead`
+rounds ahead of the next: the ratios hold by counting, whoever is slow.
 
 Deviations from the paper's code:
 
     [1] It measures rates and sleeps; here those who are ahead wait until they are not.
-    [2] Weights and data do not travel through the actor. The policy learner gets its observations from the critic
-        learner, after it: at most 2 `lead` vec steps old.
+    [2] Weights and data do not travel through the actor. The policy learner gets its observations after the critic
+        learner: at most 2 `lead` vec steps old.
     [3] Statistics of observations change with the critic learner's replay, not with the actor.
 
-With `lockstep`, one thread lets the three take turns, update by update, each with the newest version: no lag at all.
-The policy learner then draws the very rows that the critic learner has drawn, and all weights are those of
-`synchronous`.
+With `lockstep` the three take turns, update by update, each with the newest version: no lag at all. The policy learner
+then draws the rows that the critic learner has drawn, and all weights are those of `synchronous`.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from fleetfoot.agents.contract import ActorCritic, as_actor_critic, every
+from fleetfoot import checkpoint
+from fleetfoot.agents.contract import ActorCritic, Agent
 from fleetfoot.config import part
-from fleetfoot.data import EnvSpec, Obs, Step, Transition
+from fleetfoot.data import EnvSpec
 from fleetfoot.errors import UserError
-from fleetfoot.execution import RECORDING, resolved
-from fleetfoot.log.timer import StepTimer
+from fleetfoot.log import Log, Totals, added
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.samplers import UniformConfig
-from fleetfoot.rollout import rollout
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.system import usable_cores
-from fleetfoot.topologies.old_run import Run
-from fleetfoot.topologies.overlap import quick_turns
-from fleetfoot.topologies.pql.exchange import Channel, Reader, Versions, copied
-from fleetfoot.topologies.pql.gate import Gate
-from fleetfoot.topologies.pql.halves import (
-    critic_weights,
-    half_learner,
-    policy_weights,
-    statistics,
-    synchronize,
-)
+from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.topologies.pql.exchange import Outcome, Report, Version
+from fleetfoot.topologies.pql.schedule import Round, Schedule, joined
+from fleetfoot.topologies.pql.stages import STAGES
+from fleetfoot.topologies.pql.threads import InProcessConfig
 
-STAGES = ("actor", "critic", "policy")
-SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses
+LAGS = {  # of each stage: the metric, and the weights whose age it measures
+    "actor": ("split/acting_policy_lag", "policy"),
+    "critic": ("split/critic_learner_policy_lag", "policy"),
+    "policy": ("split/policy_learner_critic_lag", "critic"),
+}
+
+
+class Transport(Protocol):
+    """Has rounds made by the stages, wherever they are, and tells the coordinator of each that is finished."""
+
+    ahead: int  # rounds of one stage that may be begun at once
+    device: torch.device
+    spec: EnvSpec
+    agent: ActorCritic  # the policy of this one is the result of the run
+    coordinator: Coordinator
+
+    @property
+    def versions(self) -> Mapping[str, Version]: ...
+
+    def submit(self, planned: Round) -> None: ...  # behind those of its stage begun before
+    def wait_until(self, done: Callable[[], bool]) -> None: ...
+    def run(self, planned: Round) -> None: ...  # now, while all stages are idle
+    def ask(self, stage: str, method: str, *arguments: Any) -> Any: ...  # likewise
+    def metrics(self) -> dict[str, float]: ...
 
 
 class Placement(Protocol):
     """Where the three work."""
 
-    def place(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
-        """Train from the start, or from a checkpoint's `state`. The recipe's topology is a `SplitLearnersConfig`."""
+    def open(
+        self, recipe: Recipe, state: State | None, same_rows: bool, interrupt: Interrupt
+    ) -> AbstractContextManager[Transport]:
+        """Build the stages, from the start or from the `state` of a checkpoint, and close them at the end. `same_rows`:
+        the policy learner draws the rows that the critic learner draws."""
         ...
-
-
-@part
-class InProcessConfig:
-    """Threads of one process, on one device."""
-
-    def place(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
-        run = SplitRun.build(recipe, folder, state)
-        try:
-            return split_learners(run)
-        finally:
-            run.close()
 
 
 @part
@@ -110,267 +114,156 @@ class SplitLearnersConfig:
         if self.lockstep and self.free:
             raise UserError("topology.lockstep and topology.free exclude each other.")
 
-    def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
+    def run(self, recipe: Recipe, folder: Path, state: State | None) -> Result:
         if self.lockstep and not isinstance(recipe.replay.sampler, UniformConfig):
             raise UserError(
                 "topology.lockstep needs a uniform replay: --replay.sampler UniformConfig."
             )
-        return self.placement.place(recipe, folder, state)
+        interrupt = Interrupt()
+        with self.placement.open(recipe, state, self.lockstep, interrupt) as transport:
+            journal = Journal(recipe=recipe, folder=folder, device=transport.device)
+            coordinator = Coordinator(journal, transport, self, interrupt)
+            if state is not None:
+                coordinator.load(state)
+            journal.open(transport.spec, resumed=state is not None)
+            journal.log.merge = lambda totals: added([totals, *coordinator.totals])
+            with closing(journal), interrupt:
+                coordinator.settle()
+                while not (journal.finished or interrupt.asked):
+                    coordinator.advance()
+                    journal.after_vec_step(coordinator)
+                if not journal.finished:
+                    journal.save_interrupted(coordinator)
+                return journal.result(coordinator.policy())
 
 
-def split_learners(run: SplitRun) -> Result:
-    total, cfg, gate = run.recipe.total_vec_steps, run.cfg, run.gate
+class Coordinator:
+    """Has the rounds made that the schedule plans, counts them in the journal, and answers for all three stages when
+    the journal writes. It works in the thread that trains; `finished` is called in any thread."""
 
-    def step_env(action: Tensor) -> Step:
-        with run.split("simulate"):
-            return run.env.step(action)
-
-    vec_steps = rollout(step_env, run.acting.behaviour, run.explorer, run.obs, run.split)
-    rounds = {} if cfg.lockstep else {"critic": run.critic_round, "policy": run.policy_round}
-    with Interrupt(run.ranks) as interrupt, at_work(gate, rounds, run.device):
-        while run.vec_steps < total and not interrupt.stops(run.vec_steps):
-            gate.begin("actor")
-            with run.one_at_a_time():
-                run.refresh_actor()
-                transition = next(vec_steps)
-            run.collected(transition)
-            run.collected_rows.put(copied(transition) if run.device.type == "cuda" else transition)
-            gate.finish("actor")
-            if cfg.lockstep:
-                run.take_turns()
-            last = run.vec_steps == total
-            if run.due(last=last):
-                with gate.still():
-                    run.catch_up()
-                    run.bookkeep(last=last)
-            else:
-                run.split.next_vec_step()
-        if interrupt.agreed:
-            with gate.still():
-                run.catch_up()
-                run.interrupted()
-    return run.result(finished=run.vec_steps >= total)
-
-
-@contextmanager
-def at_work(
-    gate: Gate, rounds: dict[str, Callable[[], None]], device: torch.device
-) -> Iterator[None]:
-    """Make each stage's rounds in a thread of its own, until the end of the block. An error in one of them ends the
-    others, and comes out of the gate."""
-
-    def work(stage: str, make_round: Callable[[], None]) -> None:
-        try:
-            stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream):
-                while gate.begin(stage):
-                    make_round()
-                    gate.finish(stage)
-        except BaseException as error:
-            gate.fail(error)
-
-    synchronize(device)  # what was built on this thread's stream is there
-    threads = [
-        threading.Thread(target=work, args=item, name=f"{item[0]} learner")
-        for item in rounds.items()
-    ]
-    with quick_turns():
-        try:
-            for thread in threads:
-                thread.start()
-            yield
-        finally:
-            gate.stop()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-
-
-@dataclass(kw_only=True)
-class SplitRun(Run):
-    """A whole run in one process. `agent` is the critic learner's, and the whole truth after `catch_up`."""
-
-    policy_updates: int = 0
-
-    def __post_init__(self) -> None:
-        recipe = self.recipe
-        assert isinstance(recipe.topology, SplitLearnersConfig)
-        self.cfg = recipe.topology
-        self.valuing = as_actor_critic(self.agent)  # the critic learner's
-        if not recipe.threads and self.device.type == "cpu":
-            torch.set_num_threads(max(1, usable_cores() // len(STAGES)))
-        self.acting, self.climbing = self._copy(), self._copy()  # the actor's, the policy learner's
-        # The rows of the critic learner again in lockstep, otherwise others.
-        seed = self.recipe.seeds().replay + (not self.cfg.lockstep)
-        self.seen = Observations(recipe.replay, self.env.spec, seed=seed, device=self.device)
-        self.policy_split = StepTimer(self.device)
-        self.learn_critic = half_learner(
-            "update_critic", recipe, self.valuing, self.replay, self.device, self.split
+    def __init__(
+        self, journal: Journal, transport: Transport, cfg: SplitLearnersConfig, interrupt: Interrupt
+    ):
+        self.journal, self.transport, self.cfg, self.interrupt = journal, transport, cfg, interrupt
+        transport.coordinator = self
+        self.agent: Agent = transport.agent
+        self.schedule = Schedule(
+            journal.recipe.pace.build(),
+            lead=cfg.lead,
+            free=cfg.free,
+            policy_every=transport.agent.policy_every,
         )
-        self.learn_policy = half_learner(
-            "update_policy", recipe, self.climbing, self.seen, self.device, self.policy_split
-        )
-        self.critic = Versions(critic_weights(self.valuing))
-        self.statistics = Versions(statistics(self.valuing))
-        self.policy = Versions(policy_weights(self.climbing))
-        self.acting_policy = Reader(self.policy, policy_weights(self.acting))
-        self.acting_statistics = Reader(self.statistics, statistics(self.acting))
-        self.valuing_policy = Reader(self.policy, policy_weights(self.valuing))
-        self.climbing_critic = Reader(self.critic, critic_weights(self.climbing))
-        self.climbing_statistics = Reader(self.statistics, statistics(self.climbing))
-        self.collected_rows: Channel[Transition] = Channel()
-        self.appended_obs: Channel[tuple[Obs, int]] = Channel()  # with the policy updates owed
-        self.gate = Gate(
-            STAGES,
-            lead=self.cfg.lead,
-            free_after=recipe.pace.warmup_vec_steps if self.cfg.free else None,
-        )
-        self.tallied = (self.vec_steps, self.updates, self.policy_updates)
-        self.chunk = max(1, int(recipe.pace.updates_per_vec_step))  # updates of a free round
-        self.climbs = False  # the policy learner has something to climb
-        self.eager = resolved(recipe.execution, self.device) == "eager"
-        self.learned_rounds = {"critic": 0, "policy": 0}  # with updates in them, in this process
+        self.lock = threading.RLock()
+        self.logged = dict(self.schedule.counts)  # when the log was last written
+        self.compilations: list[tuple[float, float]] = []  # begin and end
+        self.totals: list[Totals] = []  # what the stages have reported
 
-    @classmethod
-    def bytes_beside(cls, share: Recipe, spec: EnvSpec) -> int:
-        return Observations.bytes(share.replay, spec)
+    def load(self, state: State) -> None:
+        with fitting():
+            self.schedule.load_state_dict(state)
+            self.journal.load_state_dict(state)
+        self.logged = dict(self.schedule.counts)
+        state.pop("replay", None)  # the stages have it: do not keep it in memory twice
 
-    def _copy(self) -> ActorCritic:
-        """Another agent, equal to the first as long as neither has learned."""
-        return as_actor_critic(self.recipe.build_agent(self.env.spec, self.device))
+    def advance(self) -> None:
+        """Train until the next vec step after which the journal has something to write, or until Ctrl-C; then all
+        stages are idle, at the same vec step and with the newest weights."""
+        journal, schedule, recipe = self.journal, self.schedule, self.journal.recipe
+        periods = recipe.evaluation.every_vec_steps, recipe.checkpoint.every_vec_steps
+        schedule.stop_at = journal.next_multiple(*periods, journal.log.every_vec_steps)
+        if self.cfg.lockstep:
+            while journal.vec_steps < schedule.stop_at and not self.interrupt.asked:
+                for planned in schedule.turn():
+                    self.transport.run(planned)
+        else:
+            self._submit()
+            self.transport.wait_until(self._idle)
+        self.settle()
 
-    @contextmanager
-    def one_at_a_time(self) -> Iterator[None]:
-        """For a stage's round. Until both learners have compiled and recorded what they will use, no two at once: torch
-        compiles one thread's modules with all of them patched, and a simulator may record CUDA graphs of its own."""
-        if self.eager or min(self.learned_rounds.values()) >= SETTLED:
-            yield
-            return
-        with RECORDING:
-            yield
-            synchronize(self.device)
+    def settle(self) -> None:
+        for planned in self.schedule.settle():
+            self.transport.run(planned)
 
-    def refresh_actor(self) -> None:
-        self.log.add({"split/acting_policy_lag": float(self.acting_policy.lag())})
-        self.acting_policy.refresh()
-        self.acting_statistics.refresh()
+    def _submit(self) -> None:
+        """Begin all rounds that may begin."""
+        with self.lock:
+            if self.interrupt.asked:
+                self.schedule.stop_soon()
+            for stage in STAGES:
+                while planned := self.schedule.next_round(stage, self.transport.ahead):
+                    self.transport.submit(planned)
 
-    def critic_round(self) -> None:
-        with self.one_at_a_time():
-            self._critic_round()
+    def _idle(self) -> bool:
+        with self.lock:
+            return self.schedule.idle()
 
-    def _critic_round(self) -> None:
-        fresh, owed = self.take_in(None if self.cfg.free else 1)
-        self.valuing_policy.refresh()
-        self.log.add(self.learn_critic(owed))
-        self.learned_rounds["critic"] += owed > 0
-        self.log.add({"split/critic_learner_policy_lag": float(self.valuing_policy.lag())})
-        self.publish_critic()
-        due = every(self.valuing.policy_every, self.valuing.updates - owed, owed)
-        for i, obs in enumerate(fresh):
-            self.appended_obs.put((obs, sum(due) if i == 0 else 0))
+    def finished(self, made: Round, outcome: Outcome, data: Any = None) -> None:
+        """A round is finished, and its weights are published. `data`: the vec step collected, as the transport carries
+        it."""
+        with self.lock:
+            self.schedule.finish(made, data)
+            self.journal.vec_steps = self.schedule.counts["actor"]
+            self.journal.updates = self.schedule.counts["critic"]
+            if made.amount or made.blocks:
+                name, weights = LAGS[made.stage]
+                lag = self.transport.versions[weights].number - outcome.used[weights]
+                self.journal.log.add({name: float(lag)})
+            if outcome.compile_seconds > 0:
+                now = time.perf_counter()
+                self.compilations.append((now - outcome.compile_seconds, now))
+            if not self.cfg.lockstep:
+                self._submit()
 
-    def take_in(self, most: int | None) -> tuple[list[Obs], int]:
-        """Append vec steps that the actor has handed on; tells their observations and the critic updates due."""
-        owed, fresh = 0, self.collected_rows.take(most)
-        with self.split("append"):
-            for transition in fresh:
-                self.valuing.observe(transition)
-                self.replay.append(transition)
-                owed += self.pace.owed()
-        if self.cfg.free and owed + self.valuing.updates > 0 and self.pace.held_vec_steps == 0:
-            owed = self.chunk
-        return [transition.obs for transition in fresh], owed
+    def lost(self, stage: str) -> State | None:
+        """A stage's process is lost. Returns the checkpoint that its successor starts from; None: from nothing."""
+        if stage == "actor":  # it begins new episodes
+            self.schedule.breaks = True
+            return None
+        state = None
+        if (self.journal.folder / "checkpoints" / "last.json").exists():
+            state = checkpoint.load(self.journal.folder).state
+        if state is None or "replay" not in state:
+            self.schedule.refill(stage)
+        if stage == "critic":
+            self.schedule.mark_break()
+        return state
 
-    def publish_critic(self) -> None:
-        self.critic.publish()
-        self.statistics.publish()
-
-    def policy_round(self) -> None:
-        with self.one_at_a_time():
-            self._policy_round()
-
-    def _policy_round(self) -> None:
-        owed = self.take_in_obs(None if self.cfg.free else 1)
-        if self.cfg.free and self.climbs:
-            owed = max(1, self.chunk // self.climbing.policy_every)
-        self.climbing_critic.refresh()
-        self.climbing_statistics.refresh()
-        self.log.add(self.learn_policy(owed))
-        self.learned_rounds["policy"] += owed > 0
-        self.log.add({"split/policy_learner_critic_lag": float(self.climbing_critic.lag())})
-        self.policy.publish()
-        self.policy_updates += owed
-        self.policy_split.next_vec_step()
-
-    def take_in_obs(self, most: int | None) -> int:
-        """Append observations that the critic learner has handed on; tells the policy updates due with them."""
-        fresh = self.appended_obs.take(most)
-        for obs, _ in fresh:
-            self.seen.append(obs)
-        owed = sum(count for _, count in fresh)
-        self.climbs = self.climbs or owed > 0
-        return owed
-
-    def take_turns(self) -> None:
-        """The rounds of both learners, update by update."""
-        (obs,), owed = self.take_in(1)
-        self.seen.append(obs)
-        self.publish_critic()
-        for _ in range(owed):
-            self.valuing_policy.refresh()
-            self.log.add(self.learn_critic(1))
-            self.publish_critic()
-            self.climbing_critic.refresh()
-            self.climbing_statistics.refresh()
-            if self.valuing.updates % self.valuing.policy_every == 0:
-                self.log.add(self.learn_policy(1))
-                self.policy.publish()
-                self.policy_updates += 1
-            else:
-                self.seen.sample(self.recipe.batch_size)  # stay at the rows of the critic learner
-        for stage in STAGES[1:]:
-            self.gate.finish(stage)
-
-    def catch_up(self) -> None:
-        """Make `agent` the whole truth. Only while the learners stand still."""
-        synchronize(self.device)
-        # Nothing is on its way, unless they run free.
-        for obs in self.take_in(None)[0]:
-            self.appended_obs.put((obs, 0))
-        self.take_in_obs(None)
-        self.valuing_policy.refresh()
-        self.updates = self.valuing.updates
-        synchronize(self.device)  # the learners go on with what was written on this thread's stream
-
-    def flush_counters(self) -> None:
-        super().flush_counters()
-        now = (self.vec_steps, self.updates, self.policy_updates)
-        steps, critic, policy = (a - b for a, b in zip(now, self.tallied, strict=True))
-        self.tallied = now
-        for stage, seconds in self.gate.waited.items():
-            self.log.add({f"split/{stage}_wait_ms": 1e3 * seconds / max(1, steps)})
-            self.gate.waited[stage] = 0.0
+    def flush_counters(self, log: Log) -> None:
+        reports: dict[str, Report] = {s: self.transport.ask(s, "report") for s in STAGES}
+        self.totals = [report.totals for report in reports.values()]
+        counts = dict(self.schedule.counts)
+        steps, critic, policy = (counts[stage] - self.logged[stage] for stage in STAGES)
+        self.logged = counts
+        for stage, report in reports.items():
+            log.add({f"split/{stage}_wait_ms": 1e3 * report.waited / max(1, steps)})
+            prefix = "time/policy_" if stage == "policy" else "time/"
+            log.add({name.replace("time/", prefix, 1): ms for name, ms in report.times.items()})
         if critic > 0 and steps > 0:
-            self.log.add({"split/critic_updates_per_vec_step": critic / steps})
-            self.log.add({"split/policy_updates_per_critic_update": policy / critic})
-        times = self.policy_split.metrics()
-        self.log.add({name.replace("/", "/policy_", 1): value for name, value in times.items()})
+            log.add({"split/critic_updates_per_vec_step": critic / steps})
+            log.add({"split/policy_updates_per_critic_update": policy / critic})
+        log.add(self.transport.metrics())
+        seconds = covered(self.compilations)
+        self.compilations.clear()
+        self.journal.clock.forget(seconds)
+        self.journal.compile_seconds += seconds
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        climbing = self.climbing.state_dict()
-        state["agent"] |= {name: climbing[name] for name in self.climbing.policy_state}
-        state["replay"] |= {"observations": self.seen.state_dict()}
-        return state | {"policy_updates": self.policy_updates}
+    def evaluate(self, vec_steps: int) -> dict[str, float]:
+        metrics: dict[str, float] = self.transport.ask("actor", "evaluate")
+        return metrics
 
-    def _load(self, state: dict[str, Any]) -> None:
-        if "replay" in state:
-            self.seen.load_state_dict(state["replay"].pop("observations"))
-        super()._load(state)
-        for agent in (self.acting, self.climbing):
-            agent.load_state_dict(copy.deepcopy(state["agent"]))
-        self.publish_critic()
-        self.policy.publish()
-        self.policy_updates = state["policy_updates"]
-        self.tallied = (state["vec_steps"], state["updates"], self.policy_updates)
+    def policy(self) -> nn.Module:
+        self.agent.policy.load_state_dict(self.transport.ask("actor", "policy_state"))
+        return self.agent.policy
+
+    def state_dict(self, *, with_replay: bool) -> State:
+        shares = {s: self.transport.ask(s, "state_dict", with_replay) for s in STAGES}
+        return self.schedule.state_dict() | joined(shares, self.transport.agent.policy_state)
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the spans (begin, end)."""
+    seconds, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        seconds += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return seconds

@@ -1,36 +1,63 @@
-"""PQL on Ray: the actor and the two learners as processes, on one to three GPUs or on several machines.
+"""The stages as Ray actors: processes on one to three GPUs, or on several machines.
 
-The process that was started coordinates. It asks each of the three for its rounds, at most two ahead, so that the next
-one is at hand when a round ends; `Gate` says which may be asked for. Blocks and versions go from process to process
-through Ray's object store: the coordinator holds nothing but their names, the counts, the log and the checkpoints. A
-round is made with the versions that are the newest when it is asked for.
+The process that was started coordinates. It asks each of the three for its rounds, at most two at once, so that the
+next one is there when a round ends. Vec steps and weights go from process to process through Ray's object store; the
+coordinator holds only references. A round is made with the versions that are the newest when it is asked for.
 
-    actor            collect(policy, statistics)         -> what was seen, the rest of a vec step
-    critic learner   round(owed, policy, vec steps)      -> critics, statistics
-    policy learner   round(owed, critics, statistics, what was seen)  -> policy
-
-One that is lost is replaced. An actor begins new episodes, with random numbers of its own. A learner gets its weights
-from the last version that the lost one published, and all else (targets, optimisers, what it remembers) from the last
-checkpoint. Rounds that it had not finished are asked of the new one; updates made since the checkpoint are counted as
-made. Where the checkpoint has no replay, the memories fill for a warm-up before anybody learns, as in a resumed run.
+A process that is lost is replaced. An actor begins new episodes, with its own random numbers. A learner gets the
+weights that were published last, and everything else (targets, optimisers, memory) from the last checkpoint. The new
+process makes the rounds that the lost one had not finished; updates since the checkpoint count as made. Where the
+checkpoint has no replay, the memories fill for a warm-up before anybody learns, as in a resumed run.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from fleetfoot.agents.contract import as_actor_critic
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
-from fleetfoot.recipe import Recipe, Result
+from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.topologies.pql.coordinator import RaySplitRun
-from fleetfoot.topologies.pql.loop import STAGES
-from fleetfoot.topologies.pql.processes import RoleConfig, Stages
-from fleetfoot.topologies.ray.cluster import ClusterFields, Restarts, cluster
+from fleetfoot.run.journal import State
+from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Outcome, Setup
+from fleetfoot.topologies.pql.processes import CPU, PROCESSES, Started
+from fleetfoot.topologies.pql.schedule import Round, share_of
+from fleetfoot.topologies.pql.stages import STAGES
+from fleetfoot.topologies.ray.cluster import ClusterFields, check_device, cluster
+from fleetfoot.topologies.ray.transport import pack_recipe, to_arrays, to_tensors
+from fleetfoot.topologies.ray.workers import Restarts, cause, died, raise_mistake, remote
+
+if TYPE_CHECKING:
+    from fleetfoot.topologies.pql.loop import Coordinator
+
+WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
+
+
+@part
+class RoleConfig:
+    """What one of the three processes asks the cluster for."""
+
+    cpus: float = 1.0
+    """Cores that it asks the cluster for; so many threads it has."""
+    gpus: float = -1.0
+    """GPUs that it asks for; 0: it works on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
+
+    def __post_init__(self) -> None:
+        if self.cpus < 0:
+            raise UserError("the cpus of a role must be 0 or more.")
+
+    def gpus_of(self, device: torch.device) -> float:
+        check_device(device)
+        if device.type != "cuda":
+            return 0.0
+        return 0.33 if self.gpus < 0 else self.gpus
 
 
 @part
@@ -46,10 +73,13 @@ class OnRayConfig(ClusterFields):
             raise UserError("topology.placement.max_restarts must be 0 or more.")
 
     def roles(self) -> dict[str, RoleConfig]:
-        three = (self.actor, self.critic_learner, self.policy_learner)
-        return dict(zip(STAGES, three, strict=True))
+        roles = (self.actor, self.critic_learner, self.policy_learner)
+        return dict(zip(STAGES, roles, strict=True))
 
-    def place(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
+    @contextmanager
+    def open(
+        self, recipe: Recipe, state: State | None, same_rows: bool, interrupt: Interrupt
+    ) -> Iterator[Processes]:
         device, roles = recipe.torch_device(), self.roles().values()
         cpus, gpus = sum(r.cpus for r in roles), sum(r.gpus_of(device) for r in roles)
         if not self.address and gpus > torch.cuda.device_count():
@@ -57,26 +87,176 @@ class OnRayConfig(ClusterFields):
                 f"the three ask for {gpus:g} GPUs and this machine has {torch.cuda.device_count()}: lower "
                 "--topology.placement.actor.gpus and the others', or give --topology.placement.address."
             )
-        with cluster(self, cpus=cpus, gpus=gpus) as ray, Interrupt() as interrupt:
-            restarts = Restarts(self.max_restarts, option="--topology.placement.max-restarts")
-            stages = Stages(ray, recipe, self.roles(), restarts, interrupt)
-            with ExitStack() as stack:
-                stack.callback(stages.close)
-                run = RaySplitRun.of(recipe, folder, state, stages)
-                stack.callback(run.close)
-                return split_on_ray(run, interrupt)
+        with cluster(self, cpus=cpus, gpus=gpus) as ray:
+            processes = Processes(ray, recipe, self, interrupt)
+            try:
+                processes.start_all(state, same_rows)
+                yield processes
+            finally:
+                processes.close()
 
 
-def split_on_ray(run: RaySplitRun, interrupt: Interrupt) -> Result:
-    total = run.recipe.total_vec_steps
-    while run.vec_steps < total and not interrupt.asked:
-        run.stop_at = run.next_stop()
-        while not run.still():
-            run.take_turns() if run.cfg.lockstep else run.work()
-            if interrupt.asked:
-                run.stop_at = run.vec_steps + len(run.open["actor"])
-        run.catch_up()
-        run.bookkeep(last=run.vec_steps == total)
-    if run.vec_steps < total:
-        run.interrupted()
-    return run.result(finished=run.vec_steps >= total)
+class Call(NamedTuple):
+    """A round that a process was asked for."""
+
+    planned: Round
+    objects: list[Any]  # references to what it returns
+
+
+class Processes:
+    """Carries weights and vec steps between the stages through Ray's object store, and replaces processes."""
+
+    ahead, device = 2, CPU
+    coordinator: Coordinator
+
+    def __init__(self, ray: Any, recipe: Recipe, cfg: OnRayConfig, interrupt: Interrupt):
+        self.ray, self.recipe, self.roles, self.interrupt = ray, recipe, cfg.roles(), interrupt
+        self.restarts = Restarts(cfg.max_restarts, option="--topology.placement.max-restarts")
+        self.packed = pack_recipe(recipe)
+        self.handles: dict[str, Any] = {}
+        # References in place of the arrays, which only the processes have.
+        self.versions = {name: FlatVersion(0, None) for name in WEIGHTS}
+        self.calls: dict[str, deque[Call]] = {stage: deque() for stage in STAGES}
+        self.beside_on = ""  # the machine where the policy learner will fill memory
+
+    def start_all(self, state: State | None, same_rows: bool) -> None:
+        for stage in STAGES:
+            self._launch(stage)
+        now = {} if state is None else {name: state[name] for name in ("vec_steps", "updates")}
+        self.setup = Setup(same_rows=same_rows, **now)
+        self.spec = spec = self._start("actor", state).spec
+        self.setup = self.setup._replace(spec=spec)
+        # One after the other: each checks how much memory is left.
+        policy = self._start("policy", state)
+        self.setup = self.setup._replace(bytes_beside=policy.bytes_to_fill)
+        self.beside_on = policy.node
+        self._start("critic", state)
+        self.setup = self.setup._replace(bytes_beside=0)  # from now on it counts as used
+        agent = self.recipe.build_agent(replace(spec, device=CPU), CPU, total_updates=1)
+        self.agent = as_actor_critic(agent)
+
+    def _launch(self, stage: str) -> None:
+        role = self.roles[stage]
+        gpus = role.gpus_of(self.recipe.torch_device())
+        make = remote(self.ray, PROCESSES[stage], cpus=role.cpus, gpus=gpus)
+        threads = self.recipe.threads or max(1, int(role.cpus))
+        self.handles[stage] = make.remote(self.packed, threads, gpus > 0)
+
+    def _start(self, stage: str, state: State | None) -> Started:
+        """Have a new process build its stage, or the first of its successors that can."""
+        share = None if state is None else share_of(stage, state)
+        while True:
+            # Put again for each: it may be lost with the machine.
+            stored = self.ray.put(to_arrays(share, copy=False))
+            weights = [version.arrays for version in self.versions.values()]
+            ref = self.handles[stage].start.remote(self.setup, self.beside_on, stored, *weights)
+            try:
+                while not self.ray.wait([ref], timeout=WAIT_SECONDS)[0]:
+                    if self.interrupt.asked:  # Ray may be waiting for room, in vain
+                        raise KeyboardInterrupt
+                started: Started = self.ray.get(ref)
+                return started
+            except Exception as error:
+                self._replace(stage, error)
+
+    def _replace(self, stage: str, error: Exception) -> None:
+        """Launch a process for one that is lost; raises where that must not be."""
+        if stage != "actor" and not died(self.ray, error):
+            raise_mistake(error)
+            raise cause(error)  # a learner that fails would fail again
+        self.restarts.note(STAGES[stage].title, error)
+        self.ray.kill(self.handles[stage])
+        lost = self.setup.actors_lost + (stage == "actor")
+        self.setup = self.setup._replace(actors_lost=lost)
+        self._launch(stage)
+
+    def submit(self, planned: Round) -> None:
+        self.calls[planned.stage].append(self._call(planned))
+
+    def _call(self, planned: Round) -> Call:
+        stage, kind = planned.stage, STAGES[planned.stage]
+        process = PROCESSES[stage]
+        versions = [self.versions[name] for name in kind.reads]
+        parts = [p for block in planned.blocks for p in block.data[: process.parts_read]]
+        returns = 1 + len(kind.writes) + process.parts_made
+        call = self.handles[stage].round.options(num_returns=returns)
+        numbers, weights = zip(*versions, strict=True)
+        return Call(planned, call.remote(planned.order(), numbers, *weights, *parts))
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            first = {calls[0].objects[0]: stage for stage, calls in self.calls.items() if calls}
+            ready, _ = self.ray.wait(list(first), num_returns=len(first), timeout=0)
+            if not ready:
+                ready, _ = self.ray.wait(list(first), num_returns=1, timeout=WAIT_SECONDS)
+            for ref in ready:
+                self._receive(first[ref])
+
+    def run(self, planned: Round) -> None:
+        self.submit(planned)
+        while self.calls[planned.stage]:
+            self._receive(planned.stage)
+
+    def _receive(self, stage: str) -> None:
+        """Take in the first round of a stage, finished or lost."""
+        planned, (first, *objects) = self.calls[stage][0]
+        try:
+            outcome: Outcome = self.ray.get(first)
+        except Exception as error:
+            self._recover(stage, error)
+            return
+        self.calls[stage].popleft()
+        writes = STAGES[stage].writes
+        for name, ref in zip(writes, objects, strict=False):
+            if name in outcome.changed:
+                self.versions[name] = FlatVersion(self.versions[name].number + 1, ref)
+        self.coordinator.finished(planned, outcome, tuple(objects[len(writes) :]))
+
+    def _recover(self, stage: str, error: Exception) -> None:
+        """After the loss of objects that the process needs, or of the process itself."""
+        calls, coordinator = self.calls[stage], self.coordinator
+        if _objects_lost(self.ray, error):  # together with another machine
+            self._forget_lost_weights()
+            if calls:
+                coordinator.schedule.drop_blocks(calls[0].planned)
+                calls[0] = self._call(calls[0].planned)
+            return
+        self._replace(stage, error)
+        self._forget_lost_weights()
+        state, journal = coordinator.lost(stage), coordinator.journal
+        self.setup = self.setup._replace(vec_steps=journal.vec_steps, updates=journal.updates)
+        self._start(stage, state)
+        self.calls[stage] = deque(self._call(call.planned) for call in calls)
+
+    def _forget_lost_weights(self) -> None:
+        """Those who have an older version keep it."""
+        for name, version in self.versions.items():
+            try:
+                self.ray.get(version.arrays)
+            except self.ray.exceptions.RayError:
+                self.versions[name] = FlatVersion(version.number, None)
+
+    def ask(self, stage: str, method: str, *arguments: Any) -> Any:
+        while True:
+            try:
+                answer = self.ray.get(self.handles[stage].ask.remote(method, *arguments))
+            except Exception as error:
+                self._recover(stage, error)
+            else:
+                return to_tensors(answer) if isinstance(answer, dict) else answer
+
+    def metrics(self) -> dict[str, float]:
+        return {"split/restarts": float(self.restarts.count)}
+
+    def close(self) -> None:
+        if "actor" in self.handles:  # simulators may have processes of their own
+            with suppress(Exception):
+                self.ray.wait([self.handles["actor"].ask.remote("close")], timeout=5.0)
+        for handle in self.handles.values():
+            self.ray.kill(handle)
+
+
+def _objects_lost(ray: Any, error: BaseException) -> bool:
+    """Is this the loss of something that the process asked needs, and not of that process?"""
+    kind = ray.exceptions.ObjectLostError
+    return isinstance(error, kind) or isinstance(cause(error), kind)

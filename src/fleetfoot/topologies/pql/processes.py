@@ -1,170 +1,135 @@
-"""The three processes of PQL on Ray, and who takes the place of one that is lost."""
+"""PQL's stages as Ray actors, each in a process of its own: the side that works."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fleetfoot.config import part
-from fleetfoot.data import EnvSpec
-from fleetfoot.errors import UserError
-from fleetfoot.recipe import Recipe
-from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.topologies.pql.loop import STAGES, SplitLearnersConfig
-from fleetfoot.topologies.pql.workers import CriticLearner, PolicyLearner, SplitActor
-from fleetfoot.topologies.ray.cluster import (
-    Published,
-    Restarts,
-    cause,
-    check_device,
-    died,
-    pack_recipe,
-    raise_mistake,
-    remote,
+from fleetfoot.data import EnvSpec, Obs, Transition
+from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Order, Outcome, Setup, flat
+from fleetfoot.topologies.pql.stages import Actor, CriticLearner, PolicyLearner, StageType
+from fleetfoot.topologies.ray.cluster import load_ray
+from fleetfoot.topologies.ray.transport import (
+    PackedRecipe,
+    pack_lines,
+    split_lines,
     to_arrays,
+    to_tensors,
+    unpack_lines,
+    unpack_obs,
+    unpack_recipe,
 )
+from fleetfoot.topologies.ray.workers import naming_seed
 
-WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
-WORKERS = {"actor": SplitActor, "critic": CriticLearner, "policy": PolicyLearner}
-NAMES = {"actor": "the actor", "critic": "the critic learner", "policy": "the policy learner"}
-
-
-@part
-class RoleConfig:
-    cpus: float = 1.0
-    """Cores that it asks the cluster for; so many threads it has."""
-    gpus: float = -1.0
-    """GPUs that it asks for; 0: it works on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
-
-    def __post_init__(self) -> None:
-        if self.cpus < 0:
-            raise UserError("the cpus of a role must be 0 or more.")
-
-    def gpus_of(self, device: torch.device) -> float:
-        check_device(device)
-        if device.type != "cuda":
-            return 0.0
-        return 0.33 if self.gpus < 0 else self.gpus
+CPU = torch.device("cpu")
 
 
-class Stages:
-    """The three processes, and who takes the place of one that is lost."""
+class Started(NamedTuple):
+    """What a process says when it is ready."""
 
-    def __init__(
-        self,
-        ray: Any,
-        recipe: Recipe,
-        roles: dict[str, RoleConfig],
-        restarts: Restarts,
-        interrupt: Interrupt,
-    ):
-        """`roles`: of each stage."""
-        self.ray, self.recipe, self.roles, self.restarts = ray, recipe, roles, restarts
-        self.interrupt, self.packed = interrupt, pack_recipe(recipe)
-        self.handles: dict[str, Any] = {}
-        self.life = 0  # actors that were lost
-        self.versions = {name: Published(0, None) for name in ("policy", "critic", "statistics")}
-        self.beside = ("", 0)  # where the policy learner's memory is, and the bytes it will fill
-
-    def launch(self, stage: str) -> None:
-        role = self.roles[stage]
-        gpus = role.gpus_of(self.recipe.torch_device())
-        make = remote(self.ray, WORKERS[stage], cpus=role.cpus, gpus=gpus)
-        threads = self.recipe.threads or max(1, int(role.cpus))
-        self.handles[stage] = make.remote(self.packed, threads, gpus > 0)
-
-    def start(self, state: dict[str, Any] | None) -> EnvSpec:
-        """Start all three; tells what the environments are."""
-        for stage in STAGES:
-            self.launch(stage)
-        now = (0, 0) if state is None else (state["vec_steps"], state["updates"])
-        self.spec = spec = cast(EnvSpec, self.start_one("actor", state, *now))
-        # One after the other: each looks at how much memory is left.
-        self.beside = self.start_one("policy", state, *now)
-        self.start_one("critic", state, *now)
-        self.beside = ("", 0)  # from now on it counts as used
-        critic, normal = self.handles["critic"].publish.options(num_returns=2).remote()
-        policy = self.handles["policy"].publish.remote()
-        for name, ref in (("policy", policy), ("critic", critic), ("statistics", normal)):
-            self.publish(name, ref)
-        return spec
-
-    def start_one(
-        self, stage: str, state: dict[str, Any] | None, vec_steps: int, updates: int
-    ) -> Any:
-        """Have a new process begin in the state of a checkpoint (None: of the beginning), and with the newest weights.
-        Tells what its `start` returns."""
-        while True:
-            start = self.handles[stage].start
-            mine = self.ray.put(to_arrays(rank_state(stage, state), copy=False))
-            newest = {name: version.ref for name, version in self.versions.items()}
-            if stage == "actor":
-                ref = start.remote(self.life, vec_steps, mine)
-            elif stage == "policy":
-                # The rows of the critic learner again in lockstep, otherwise others.
-                topology = self.recipe.topology
-                assert isinstance(topology, SplitLearnersConfig)
-                seed = self.recipe.seeds().replay + (not topology.lockstep)
-                ref = start.remote(self.spec, seed, mine, newest["policy"])
-            else:
-                weights = newest["critic"], newest["statistics"]
-                ref = start.remote(self.spec, self.beside, mine, updates, *weights)
-            try:
-                return self.wait_for(ref)
-            except Exception as error:
-                self.note(stage, error)
-
-    def wait_for(self, ref: Any) -> Any:
-        """Ray may be waiting for room, in vain; Ctrl-C ends that."""
-        while not self.ray.wait([ref], timeout=WAIT_SECONDS)[0]:
-            if self.interrupt.asked:
-                raise KeyboardInterrupt
-        return self.ray.get(ref)
-
-    def note(self, stage: str, error: Exception) -> None:
-        """One is lost, and another launched; raises where that must not be."""
-        if stage != "actor" and not died(self.ray, error):
-            raise_mistake(error)
-            raise cause(error)  # a learner that fails would fail again
-        self.restarts.note(NAMES[stage], error)
-        self.ray.kill(self.handles[stage])
-        self.life += stage == "actor"
-        self.launch(stage)
-
-    def publish(self, name: str, ref: Any) -> None:
-        self.versions[name] = Published(self.versions[name].version + 1, ref)
-
-    def check_versions(self) -> None:
-        """Forget versions that were lost with a machine: those that have older ones keep them."""
-        for name, version in self.versions.items():
-            try:
-                self.ray.get(version.ref)
-            except self.ray.exceptions.RayError:
-                self.versions[name] = Published(version.version, None)
-
-    def newest(self, *names: str) -> list[Any]:
-        """Numbers and references, as the processes take them."""
-        return [item for name in names for item in self.versions[name]]
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self.ray.wait([self.handles["actor"].close.remote()], timeout=5.0)
-        for handle in self.handles.values():
-            self.ray.kill(handle)
+    spec: EnvSpec
+    node: str  # the machine
+    bytes_to_fill: int  # of its main memory
 
 
-def rank_state(stage: str, state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a process needs of a checkpoint."""
-    if state is None:
-        return None
-    if stage == "actor":
-        return {name: state[name] for name in ("explorer", "env", "episodes")}
-    mine = {"agent": state["agent"]}
-    replay = state.get("replay")
-    if replay is None:
-        return mine
-    if stage == "policy":
-        return mine | {"observations": replay["observations"]}
-    return mine | {"replay": {k: v for k, v in replay.items() if k != "observations"}}
+class StageProcess:
+    """A stage, called by Ray. All work happens in methods: what a Ray actor's constructor raises is lost."""
+
+    kind: ClassVar[StageType]
+    parts_read: ClassVar[int] = 0  # of each vec step
+    parts_made: ClassVar[int] = 0
+
+    def __init__(self, packed: PackedRecipe, threads: int, on_gpu: bool):
+        self.packed, self.threads = packed, threads
+        self.device = torch.device("cuda") if on_gpu else CPU
+
+    def start(self, setup: Setup, beside_on: str, share: Any, *weights: Any) -> Started:
+        """Build the stage, in the state of a checkpoint (None: from nothing) and with the newest `weights`.
+        `beside_on`: the machine where `setup.bytes_beside` will be filled."""
+        torch.set_num_threads(self.threads)
+        node: str = load_ray().get_runtime_context().get_node_id()
+        if beside_on != node or self.device != CPU:
+            setup = setup._replace(bytes_beside=0)
+        self.setup, self.recipe = setup, unpack_recipe(self.packed)
+        with self._named():
+            self.stage = self.kind(self.recipe, self.device, setup)
+        if share is not None:
+            self.stage.load(to_tensors(share))
+        self.stage.agent.updates = setup.updates
+        for name, arrays in zip(WEIGHTS, weights, strict=True):
+            FlatVersion(0, arrays).copy(self.stage.weights(name))
+        return Started(self.stage.spec, node, self.stage.bytes_to_fill)
+
+    def _named(self) -> AbstractContextManager[None]:
+        """Around work whose errors are reported with what it worked on."""
+        return nullcontext()
+
+    def round(self, order: Order, numbers: Sequence[int], *objects: Any) -> list[Any]:
+        """One round; `objects` are the weights that the stage reads, with their `numbers`, then the parts of vec steps.
+        Returns the outcome, which is small, and objects that stay in the store until somebody reads them: weights (None
+        where they have not changed), then the parts of the vec step collected."""
+        reads, step = self.kind.reads, max(1, self.parts_read)
+        weights, parts = objects[: len(reads)], objects[len(reads) :]
+        versions = dict(zip(reads, map(FlatVersion, numbers, weights), strict=True))
+        with self._named():
+            vec_steps = [self._unpack(*parts[i : i + step]) for i in range(0, len(parts), step)]
+            outcome = self.stage.round(order, versions, vec_steps)
+        return [outcome._replace(fresh=None), *self.publish(outcome.changed), *self._pack(outcome)]
+
+    def publish(self, changed: Sequence[str]) -> list[Any]:
+        weights = self.stage.weights
+        return [flat(weights(name)) if name in changed else None for name in self.kind.writes]
+
+    def _unpack(self, *parts: Any) -> Any:
+        raise NotImplementedError
+
+    def _pack(self, outcome: Outcome) -> Sequence[Any]:
+        return ()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        with self._named():
+            answer = getattr(self.stage, method)(*arguments)
+        return to_arrays(answer, copy=False) if isinstance(answer, dict) else answer
+
+
+class ActorProcess(StageProcess):
+    """The actor in a process of its own."""
+
+    kind, parts_made = Actor, 2
+
+    def _named(self) -> AbstractContextManager[None]:
+        return naming_seed(Actor.seeds_of(self.recipe, self.setup).env)
+
+    def _pack(self, outcome: Outcome) -> Sequence[Any]:
+        if outcome.fresh is None:
+            return None, None
+        return split_lines(pack_lines([outcome.fresh], self.stage.spec))
+
+
+class CriticLearnerProcess(StageProcess):
+    """The critic learner in a process of its own."""
+
+    kind, parts_read = CriticLearner, 2
+
+    def _unpack(self, *parts: Any) -> Transition:
+        seen, rest = parts
+        return next(unpack_lines(seen | rest, self.stage.spec, self.device))
+
+
+class PolicyLearnerProcess(StageProcess):
+    """The policy learner in a process of its own."""
+
+    kind, parts_read = PolicyLearner, 1
+
+    def _unpack(self, *parts: Any) -> Obs:
+        return unpack_obs(parts[0], self.device)
+
+
+PROCESSES: dict[str, type[StageProcess]] = {
+    "actor": ActorProcess,
+    "critic": CriticLearnerProcess,
+    "policy": PolicyLearnerProcess,
+}

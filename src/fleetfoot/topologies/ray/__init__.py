@@ -1,0 +1,1 @@
+"""What the topologies on Ray share."""

@@ -1,4 +1,4 @@
-"""The process that the user started, while another one learns."""
+"""The process that the user started, while another process learns."""
 
 from __future__ import annotations
 
@@ -9,111 +9,15 @@ from typing import Any
 from fleetfoot.log import Console, Counters
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.topologies.ray.cluster import (
-    PackedRecipe,
-    RayConfig,
-    Restarts,
-    died,
-    on_this_node,
-    raise_mistake,
-    remote,
-    tell,
-)
+from fleetfoot.topologies.ray import workers
+from fleetfoot.topologies.ray.cluster import RayConfig
+from fleetfoot.topologies.ray.transport import pack_recipe
 
-WAIT_SECONDS = 0.5  # between looks at whether the run shall stop
+WAIT_SECONDS = 0.5  # between two checks for Ctrl-C
 
 
-class Watch:
-    """Shows how the learner gets on, and begins it again where it was lost."""
-
-    def __init__(
-        self,
-        ray: Any,
-        cfg: RayConfig,
-        learner: type,
-        recipe: Recipe,
-        packed: PackedRecipe,
-        folder: Path,
-        interrupt: Interrupt,
-    ):
-        """`learner` has the methods of `actor_learner.Learner`."""
-        self.ray, self.cfg, self.learner, self.packed = ray, cfg, learner, packed
-        self.folder, self.interrupt = folder.resolve(), interrupt
-        self.console: Console | None = None
-        if recipe.log.console:
-            seconds = recipe.log.console_seconds
-            self.console = Console(recipe.total_vec_steps, every_seconds=seconds)
-        self.newest = Counters()
-        self.answered = False  # by the present learner
-
-    def until_done(self, resumed: bool, gpus: float) -> Result:
-        restarts = Restarts(self.cfg.max_restarts)
-        make = remote(
-            self.ray,
-            self.learner,
-            cpus=self.cfg.learner_cpus,
-            gpus=gpus,
-            max_concurrency=2,
-            scheduling_strategy=on_this_node(self.ray),
-        )
-        while True:
-            handle = make.remote(self.packed, str(self.folder))
-            self.answered = False
-            try:
-                return self.follow(handle, handle.train.remote(resumed, restarts.count > 0))
-            except Exception as error:
-                raise_mistake(error)
-                if not died(self.ray, error) or self.interrupt.asked:
-                    raise
-                restarts.note("the learner", error)
-                resumed = (self.folder / "checkpoints" / "last.json").exists()
-            finally:
-                self.ray.kill(handle)
-
-    def follow(self, handle: Any, work: Any) -> Result:
-        """Show news until the work is done. A learner that has no room yet answers nothing: never wait for it."""
-        stop: Any = None
-        news = handle.news.remote()
-        while True:
-            done, _ = self.ray.wait([work], timeout=WAIT_SECONDS)
-            if self.interrupt.asked and stop is None:
-                stop = handle.stop.remote()
-            if done or self.ray.wait([news], timeout=0)[0]:
-                for item in self.ray.get(news):
-                    self.show(item)
-                self.answered = True
-                news = handle.news.remote()
-            if done:
-                result: Result = self.ray.get(work)
-                for item in self.ray.get(news):
-                    self.show(item)
-                return result
-            if stop is not None and not self.can_save(stop):
-                raise KeyboardInterrupt
-
-    def can_save(self, stop: Any) -> bool:
-        """Has the learner begun, or may it have? One that waits for room has nothing to save and would never end."""
-        if not self.answered:
-            return False
-        return not self.ray.wait([stop], timeout=0)[0] or bool(self.ray.get(stop))
-
-    def show(self, item: str | tuple[Counters, dict[str, float]]) -> None:
-        if isinstance(item, str):
-            tell(item)
-            return
-        counters, metrics = item
-        # An evaluation comes back when training has gone on; nobody wants to see the bar go backwards.
-        self.newest = max(self.newest, counters, key=lambda c: c.vec_steps)
-        if self.console is not None:
-            self.console.write(self.newest, metrics)
-
-    def close(self) -> None:
-        if self.console is not None:
-            self.console.close()
-
-
-class News:
-    """What the watching process has not fetched yet; a sink of the log."""
+class Outbox:
+    """What the monitor has not fetched yet: lines to print, and metrics, for which it is a sink of the log."""
 
     def __init__(self) -> None:
         self.items: deque[Any] = deque()
@@ -125,3 +29,81 @@ class News:
 
     def take(self) -> list[Any]:
         return [self.items.popleft() for _ in range(len(self.items))]
+
+
+class Monitor:
+    """Starts the learner's process, prints its reports, passes Ctrl-C on, and starts it again if it dies.
+
+    The learner is a class with the methods `train(resumed, restarted)`, `reports()`, which empties its `Outbox`, and
+    `stop()`, after which `train` saves and returns; False if there is nothing to save yet.
+    """
+
+    def __init__(self, cfg: RayConfig, recipe: Recipe, folder: Path):
+        self.cfg, self.folder, self.packed = cfg, folder.resolve(), pack_recipe(recipe)
+        self.gpus = cfg.gpus_of(recipe.torch_device())
+        seconds = recipe.log.console_seconds
+        console = Console(recipe.total_vec_steps, every_seconds=seconds)
+        self.console = console if recipe.log.console else None
+        self.newest = Counters()
+
+    def run(self, ray: Any, learner: type, *, resumed: bool) -> Result:
+        """Train until the run is finished or interrupted."""
+        restarts = workers.Restarts(self.cfg.max_restarts)
+        make = workers.remote(
+            ray,
+            learner,
+            cpus=self.cfg.learner_cpus,
+            gpus=self.gpus,
+            max_concurrency=2,
+            scheduling_strategy=workers.on_this_node(ray),
+        )
+        with Interrupt() as interrupt:
+            while True:
+                process = make.remote(self.packed, str(self.folder))
+                training = process.train.remote(resumed, restarts.count > 0)
+                try:
+                    return self._follow(ray, process, training, interrupt)
+                except Exception as error:
+                    workers.raise_mistake(error)
+                    if not workers.died(ray, error) or interrupt.asked:
+                        raise
+                    restarts.note("the learner", error)
+                    resumed = (self.folder / "checkpoints" / "last.json").exists()
+                finally:
+                    ray.kill(process)
+
+    def _follow(self, ray: Any, process: Any, training: Any, interrupt: Interrupt) -> Result:
+        """Show reports until the training ends. Never waits for an answer: a learner for which there is no free core
+        gives none."""
+        stop, reports, answered = None, process.reports.remote(), False
+        while True:
+            done, _ = ray.wait([training], timeout=WAIT_SECONDS)
+            if interrupt.asked and stop is None:
+                stop = process.stop.remote()
+            if done or ray.wait([reports], timeout=0)[0]:
+                self._show(ray.get(reports))
+                reports, answered = process.reports.remote(), True
+            if done:
+                result: Result = ray.get(training)
+                self._show(ray.get(reports))
+                return result
+            # Without free cores the learner never answers; without its actors it refuses, and may wait forever.
+            if stop is not None and not answered:
+                raise KeyboardInterrupt
+            if stop is not None and ray.wait([stop], timeout=0)[0] and not ray.get(stop):
+                raise KeyboardInterrupt
+
+    def _show(self, reports: list[Any]) -> None:
+        for report in reports:
+            if isinstance(report, str):
+                workers.print_line(report)
+                continue
+            counters, metrics = report
+            # The results of an evaluation arrive late, and the progress bar must not go backwards.
+            self.newest = max(self.newest, counters, key=lambda c: c.vec_steps)
+            if self.console is not None:
+                self.console.write(self.newest, metrics)
+
+    def close(self) -> None:
+        if self.console is not None:
+            self.console.close()

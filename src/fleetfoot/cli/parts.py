@@ -1,0 +1,113 @@
+"""Parts exchanged by the names of their classes: `--explorer AsSampledConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import tyro
+
+from fleetfoot.config import PARTS
+from fleetfoot.errors import UserError
+
+
+def swap_parts(value: Any, args: list[str]) -> tuple[Any, list[str]]:
+    """Carry out the arguments that exchange a whole part; returns the arguments that are left.
+
+    They come first, whatever their place on the line: the other flags may be fields of the new part.
+    """
+    left: list[str] = []
+    words = iter(args)
+    for word in words:
+        flag, equals, given = word.partition("=")
+        path = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        hint = dict(_holders(value)).get(path)
+        if hint is None:
+            left.append(word)
+        else:
+            name = given if equals else next(words, "")
+            value = _put(value, path.split("."), _new_part(flag, name, hint))
+    return value, left
+
+
+def is_part(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def may_be_part(hint: Any) -> bool:
+    """Could a field with this annotation hold a part?"""
+    return any(dataclasses.is_dataclass(one) or _is_protocol(one) for one in _choices(hint))
+
+
+def fitting(hint: Any) -> dict[str, type]:
+    """The parts, by name, that can stand in a field with this annotation."""
+    return {
+        name: cls
+        for name, cls in PARTS.items()
+        if any(_fits(cls, one) for one in _choices(hint) if one is not type(None))
+    }
+
+
+def _new_part(flag: str, name: str, hint: Any) -> Any:
+    if name.lower() == "none" and type(None) in _choices(hint):
+        return None
+    known = fitting(hint)
+    if name not in known:
+        choices = ", ".join(sorted(known)) or "nothing else"
+        raise UserError(f"{flag} needs the name of a part, not {name!r}; it can be {choices}.")
+    # Made without its checks: they come once the other flags are read. Fields without a default are required there.
+    part: Any = object.__new__(known[name])
+    for field in dataclasses.fields(part):
+        value: Any = tyro.MISSING
+        if field.default is not dataclasses.MISSING:
+            value = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        object.__setattr__(part, field.name, value)
+    return part
+
+
+def _fits(cls: type, kind: Any) -> bool:
+    if not _is_protocol(kind):
+        return isinstance(kind, type) and issubclass(cls, kind)
+    # Parts of different kinds all have a `build`; its parameters tell an explorer from a replay.
+    asked = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    return all(
+        hasattr(cls, name)
+        and (not callable(value) or _parameters(value) == _parameters(getattr(cls, name)))
+        for name, value in asked.items()
+    )
+
+
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _is_protocol(kind: Any) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _holders(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields (dotted path, annotation) that hold a part, or could."""
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        held, name = getattr(value, field.name), f"{path}{field.name}"
+        if is_part(held) or (held is None and may_be_part(hints[field.name])):
+            yield name, hints[field.name]
+        if is_part(held):
+            yield from _holders(held, f"{name}.")
+
+
+def _put(value: Any, path: list[str], new: Any) -> Any:
+    if len(path) > 1:
+        new = _put(getattr(value, path[0]), path[1:], new)
+    return dataclasses.replace(value, **{path[0]: new})

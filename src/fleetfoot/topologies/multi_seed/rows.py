@@ -1,0 +1,42 @@
+"""Rows of several seeds: [S N, ...] where environments and replay see them, one seed after the other; [S, N, ...] where
+networks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fleetfoot.data import Obs, Transition
+
+
+def map_obs(obs: Obs, change: Callable[[Tensor], Tensor]) -> Obs:
+    """`change` of every tensor. What actor and critic share stays shared."""
+    actor = change(obs.actor)
+    critic = actor if obs.critic is obs.actor else change(obs.critic)
+    return Obs(actor, critic, None if obs.task is None else change(obs.task))
+
+
+def by_seed(x: Tensor, seeds: int) -> Tensor:
+    """[S N, ...] -> [S, N, ...]."""
+    return x.view(seeds, -1, *x.shape[1:])
+
+
+def of_each_seed(fresh: Transition, seeds: int) -> list[Transition]:
+    """A vec step of all seeds, taken apart. What is for the log alone is left out."""
+
+    def rows_of(seed: int) -> Transition:
+        def rows(x: Tensor) -> Tensor:
+            return by_seed(x, seeds)[seed]
+
+        return Transition(
+            obs=map_obs(fresh.obs, rows),
+            action=rows(fresh.action),
+            reward=rows(fresh.reward),
+            terminated=rows(fresh.terminated),
+            truncated=rows(fresh.truncated),
+            next_obs=map_obs(fresh.next_obs, rows),
+            info={},
+        )
+
+    return [rows_of(seed) for seed in range(seeds)]

@@ -1,0 +1,83 @@
+"""Training the seeds of one recipe, each in a run folder of its own: batched, or one after the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fleetfoot import checkpoint
+from fleetfoot.errors import writing
+from fleetfoot.recipe import Recipe, Result
+from fleetfoot.run.folder import clear, has_checkpoint, write_recipe
+from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_not_batched
+
+
+def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path]:
+    """A folder with a recipe for every seed, all at once: whenever the run is killed, it goes on with every seed."""
+    hidden = place.parent / f".{place.name}.partial"
+    with writing(place):
+        shutil.rmtree(hidden, ignore_errors=True)
+        for seed in seeds:
+            folder = hidden / f"seed-{seed}"
+            folder.mkdir(parents=True)
+            write_recipe(folder, replace(recipe, seed=seed))
+        if place.exists():
+            place.rmdir()  # it is empty
+        os.replace(hidden, place)
+    return [place / f"seed-{seed}" for seed in seeds]
+
+
+def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
+    """Begin with every seed, or go on with those that are not finished; stops, and saves, at Ctrl-C."""
+    saved = [saved_steps(folder) for folder in folders]
+    common = max(set.intersection(*map(set, saved)), default=None)
+    why = why_not_batched(recipe)
+    if why is None and common is None and any(saved):
+        why = "they have no checkpoints of the same vec step"
+    if why is None:
+        # Loaded one after the other: each may hold a large replay.
+        states = (
+            None if common is None else checkpoint.load(steps[common]).state for steps in saved
+        )
+        try:
+            return train_batched(recipe, seeds, folders, states)
+        except NotBatched as reason:
+            why = str(reason)
+    tell(f"the seeds of {recipe.name} are trained one after the other: {why}.")
+    return train_in_turn(recipe, seeds, folders)
+
+
+def train_in_turn(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
+    """One seed after the other, each exactly as alone. Those that are finished are left alone."""
+    results: list[Result] = []
+    with_replay = not getattr(recipe.topology, "loads_replay", False)
+    for number, (seed, folder) in enumerate(zip(seeds, folders, strict=True), start=1):
+        if is_finished(folder, recipe):
+            continue
+        tell(f"seed {seed}, {number} of {len(seeds)}")
+        state = None
+        if has_checkpoint(folder):
+            state = checkpoint.load(folder, with_replay=with_replay).state
+        else:
+            clear(folder)
+        results.append(recipe.topology.run(replace(recipe, seed=seed), folder, state))
+        if not results[-1].finished:
+            break
+    return results
+
+
+def saved_steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a seed, by their vec steps."""
+    return checkpoint.steps(folder) if has_checkpoint(folder) else {}
+
+
+def is_finished(folder: Path, recipe: Recipe) -> bool:
+    return max(saved_steps(folder), default=0) >= recipe.total_vec_steps
+
+
+def tell(line: str) -> None:
+    print(f"fleetfoot: {line}", file=sys.stderr)

@@ -1,0 +1,75 @@
+"""Environments that fail in the first incarnation of one actor, or during evaluation. Ray's workers import this module
+by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfoot.config import part
+from fleetfoot.envs.tensor import TensorConfig, TensorEnv
+
+
+@part
+class CrashingConfig:
+    """The cartpole, whose step number `at` fails in environments of this seed (0: of any seed)."""
+
+    seed: int = 0
+    at: int = 20
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        env = TensorConfig(task="cartpole").build(num_envs, seed, device)
+        if self.seed in (0, seed):
+            true_step, count = env.step, 0
+
+            def step(action: Tensor) -> Any:
+                nonlocal count
+                count += 1
+                if count == self.at:
+                    raise ZeroDivisionError("the pole has left the world")
+                return true_step(action)
+
+            env.step = step  # type: ignore[method-assign]
+        return env
+
+    def for_evaluation(self) -> TensorConfig:
+        return TensorConfig(task="cartpole")
+
+
+@part
+class BadExamConfig:
+    """The cartpole, with a bad evaluation. If `marker` is empty it raises an exception each time. Otherwise it kills
+    its process the first time, and creates the file `marker` to remember that."""
+
+    marker: str = ""
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        return TensorConfig(task="cartpole").build(num_envs, seed, device)
+
+    def for_evaluation(self) -> ExamConfig:
+        return ExamConfig(marker=self.marker)
+
+
+@part
+class ExamConfig:
+    marker: str = ""
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        env = TensorConfig(task="cartpole").build(num_envs, seed, device)
+        if not self.marker:
+
+            def step(action: Tensor) -> Any:
+                raise ZeroDivisionError("nobody passes")
+
+            env.step = step  # type: ignore[method-assign]
+        elif not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os._exit(1)
+        return env
+
+    def for_evaluation(self) -> ExamConfig:
+        return self
