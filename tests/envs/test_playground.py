@@ -248,7 +248,7 @@ def test_mistakes_get_one_line(changes: dict[str, Any], says: str) -> None:
     ("changes", "says"),
     [
         ({"tuned_reward": True}, "tuned_reward is for T1JoystickFlatTerrain"),
-        ({"episode_length": -1}, "0 or more"),
+        ({"episode_length": -1}, "at least 0"),
         ({"start_states": 0}, "at least 1"),
     ],
 )

@@ -392,7 +392,9 @@ def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
     outcome, seen, rest = actor.round(Order(1), (0, 0), None, None)
     assert outcome.compile_seconds > 0
     assert actor.round(Order(1), (0, 0), None, None)[0].compile_seconds == 0
-    monkeypatch.setattr(EagerLearner, "ready", lambda self, count: not count or bool(self.seen))
+    monkeypatch.setattr(
+        EagerLearner, "ready", lambda self, count: not count or bool(self.times_made)
+    )
     first = critic.round(Order(0, (True,)), (0,), None, seen, rest)
     assert first[0].changed == ("critic", "statistics")
     assert policy.round(Order(0, (True,)), (0, 0), None, None, seen)[0].changed == ("policy",)
