@@ -59,9 +59,9 @@ def own_recipe(name: str) -> Recipe:
     module_name, _, attribute = name.partition(":")
     module = import_own(module_name)
     if not hasattr(module, attribute):
-        found = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
+        recipe_names = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
         raise UserError(
-            f"module {module_name} has no {attribute!r}; its recipes: {', '.join(found) or 'none'}."
+            f"module {module_name} has no {attribute!r}; its recipes: {', '.join(recipe_names) or 'none'}."
         )
     value = getattr(module, attribute)
     recipe = value() if callable(value) else value

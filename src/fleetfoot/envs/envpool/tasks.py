@@ -101,8 +101,8 @@ def seconds_of(task: str, family: str, config: dict[str, object]) -> float:
     if family == "dmc":
         # The longer name first: HumanoidCMU is no Humanoid.
         names = sorted(DM_CONTROL_SECONDS, key=len, reverse=True)
-        found = next((name for name in names if task.startswith(name)), None)
-        return DM_CONTROL_SECONDS[found] if found else UNKNOWN_SECONDS
+        domain = next((name for name in names if task.startswith(name)), None)
+        return DM_CONTROL_SECONDS[domain] if domain else UNKNOWN_SECONDS
     if family == "metaworld":
         return META_WORLD_SECONDS
     ctrl_dt = config.get("ctrl_dt")  # MuJoCo Playground
