@@ -18,7 +18,7 @@ from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import UserError
-from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Sink, added
+from fleetfoot.log import EVAL_RETURN, ClippingNotice, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
@@ -88,12 +88,17 @@ class Journal:
                 resumed=self.counters() if resumed else None,
                 best=None if math.isnan(self.best_return) else self.best_return,
             )
-            self.log.sinks += sinks
+            self.log.sinks += (*sinks, *self._clipping_notice())
         else:
             self.log = Log([], every_vec_steps=self.recipe.log.every_vec_steps)
         if self.ranks.world > 1:
             self.log.merge = lambda totals: added(self.ranks.gather_json(totals))
         self.clock.restart(self.clock.before)  # building the run was not training
+
+    def _clipping_notice(self) -> tuple[Sink, ...]:
+        """For agents whose value range somebody chose."""
+        v_min, v_max = (getattr(self.recipe.agent, name, "auto") for name in ("v_min", "v_max"))
+        return () if "auto" in (v_min, v_max) else (ClippingNotice(v_min, v_max),)
 
     @property
     def finished(self) -> bool:

@@ -101,7 +101,8 @@ class ActorLearnerConfig:
         if self.actors > 1 and traits(recipe.agent).follows_episodes:
             raise UserError(
                 f"{agent} follows the episodes of all environments (to scale rewards, or for its bound), which "
-                "several actors do not report: use --topology.actors 1, or turn that off."
+                "several actors do not report: use --topology.actors 1, or turn that off (for a value range: give "
+                "--agent.v-min and --agent.v-max as numbers)."
             )
 
     def computes_priorities(self, recipe: Recipe) -> bool:

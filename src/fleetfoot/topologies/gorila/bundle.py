@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import Served, as_served
+from fleetfoot.agents.contract import Served, as_served, traits
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
@@ -38,6 +38,11 @@ def build_agent(recipe: Recipe, spec: EnvSpec, bundles: int, device: torch.devic
     agent = recipe.build_agent(spec, device, total_updates=total_updates(recipe, bundles))
     name, use = type(agent).__name__, "use DQNConfig, or another topology."
     served = as_served(agent)
+    if traits(recipe.agent).follows_episodes:
+        raise UserError(
+            f"{name} would scale rewards in each bundle by what that bundle has seen: give --agent.v-min and "
+            "--agent.v-max as numbers."
+        )
     trained = {id(p) for p in served.step_critic.parameters}
     if {id(p) for p in served.policy.parameters()} != trained:
         raise UserError(f"{name} has more networks than the parameter server trains: {use}")
