@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
+from fleetfoot.config import at_least
 from fleetfoot.data import Continuous, EnvSpec
 from fleetfoot.errors import UserError
 from fleetfoot.nn.reward_scale import Bound
-
-
-class CategoricalConfig(Protocol):
-    """The fields that agents with categorical critics and normalised rewards share."""
-
-    @property
-    def v_min(self) -> Bound: ...
-    @property
-    def v_max(self) -> Bound: ...
-    @property
-    def num_atoms(self) -> int: ...
-    @property
-    def num_critics(self) -> int: ...
-    @property
-    def tau(self) -> float: ...
-    @property
-    def policy_every(self) -> int: ...
-    @property
-    def normalize_reward(self) -> bool: ...
 
 
 def flat_actions(agent: str, spec: EnvSpec) -> int:
@@ -49,12 +31,6 @@ def check_above_zero(cfg: object, *names: str) -> None:
             raise UserError(f"agent.{name} must be above 0, not {getattr(cfg, name)}.")
 
 
-def check_at_least(cfg: object, **least: int) -> None:
-    for name, smallest in least.items():
-        if getattr(cfg, name) < smallest:
-            raise UserError(f"agent.{name} must be at least {smallest}, not {getattr(cfg, name)}.")
-
-
 def check_support(num_atoms: int | None, v_min: Bound, v_max: Bound) -> None:
     """Of a categorical critic; None atoms: its values are plain numbers, and there is nothing to check."""
     if (v_min == "auto") != (v_max == "auto"):
@@ -69,10 +45,10 @@ def check_support(num_atoms: int | None, v_min: Bound, v_max: Bound) -> None:
         )
 
 
-def check_categorical(cfg: CategoricalConfig) -> None:
-    """Refuse settings that cannot learn."""
+def check_categorical(cfg: Any) -> None:
+    """Refuse settings of categorical critics and normalised rewards that cannot learn."""
     check_support(cfg.num_atoms, cfg.v_min, cfg.v_max)
-    check_at_least(cfg, num_critics=1, policy_every=1)
+    at_least(cfg, "agent", num_critics=1, policy_every=1)
     check_tau(cfg.tau)
     if cfg.v_min == "auto" or cfg.v_max == "auto":
         return

@@ -41,10 +41,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_at_least, check_support, check_tau, flat_actions
+from fleetfoot.agents.checks import check_support, check_tau, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
@@ -113,7 +113,7 @@ class DDPGConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DDPG:
-        check_at_least(self, num_critics=1, target_every=1, policy_every=1)
+        at_least(self, "agent", num_critics=1, target_every=1, policy_every=1)
         for name in ("max_action_gradient", "obs_clamp"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")

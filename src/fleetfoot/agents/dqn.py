@@ -35,10 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_at_least, check_support, check_tau
+from fleetfoot.agents.checks import check_support, check_tau
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, Discrete, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.cnn import NatureCNNConfig
@@ -101,7 +101,7 @@ class DQNConfig:
                 f"agent.normalize_obs is for vectors; {spec.name} has observations of shape {spec.obs_shape}."
             )
         check_support(self.num_atoms, self.v_min, self.v_max)
-        check_at_least(self, target_every=1)
+        at_least(self, "agent", target_every=1)
         check_tau(self.tau)
         return DQN(self, spec, gamma, total_updates, seed, device)
 

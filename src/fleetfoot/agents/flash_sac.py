@@ -42,10 +42,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_above_zero, check_at_least, check_tau, flat_actions
+from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.nn.batch_norm import named, running, statistics, store_
 from fleetfoot.nn.encode import ObsNorms, QNetwork
@@ -95,7 +95,7 @@ class FlashSACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FlashSAC:
         check_above_zero(self, "v_max", "alpha", "target_std")
-        check_at_least(self, num_atoms=2, num_critics=1, policy_every=1)
+        at_least(self, "agent", num_atoms=2, num_critics=1, policy_every=1)
         check_tau(self.tau)
         return FlashSAC(self, spec, gamma, total_updates, seed, device)
 

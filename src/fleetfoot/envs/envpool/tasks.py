@@ -96,6 +96,11 @@ def keys_of(task: str, declared: list[str]) -> list[str]:
     return list(DM_CONTROL_KEYS.get(task, declared))
 
 
+def dm_control_id(task: str) -> str:
+    """EnvPool's id of a dm_control task: walker-run is WalkerRun-v1."""
+    return task.title().replace("-", "") + "-v1"
+
+
 def seconds_of(task: str, family: str, config: dict[str, object]) -> float:
     """`family` is the module of EnvPool a task comes from, `config` its settings there."""
     if family == "dmc":
