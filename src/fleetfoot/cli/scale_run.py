@@ -18,7 +18,7 @@ from fleetfoot.scale import grid
 from fleetfoot.study.folder import is_study
 from fleetfoot.system import usable_cores
 
-USAGE = """usage: fleetfoot scale run RECIPE... --utd 0.5 1 2 4 [--batch ...] [--lr ...] [--width ...] --seeds 8 --folder STUDY
+USAGE = """usage: fleetfoot scale run RECIPE... --utd 0.5 1 2 4 [--batch ...] [--lr ...] [--width ...] --folder STUDY
        fleetfoot scale run --folder STUDY
 
 Train every combination, with several seeds each. Ctrl-C, or a kill, at any time: the same command, or the second form,
@@ -123,14 +123,14 @@ def opened(chosen: Sequence[Recipe], options: Options, imports: Sequence[str]) -
     return study.open_study(options.folder, points, options.seeds, imports)
 
 
-def along_the_laws(
-    recipe: Recipe, utd: Sequence[float], options: Options
-) -> list[grid.Setting]:
+def along_the_laws(recipe: Recipe, utd: Sequence[float], options: Options) -> list[grid.Setting]:
     from fleetfoot.scale.suggest import Laws
 
     assert options.folder is not None
     if options.batch or options.lr:
-        raise UserError("--fitted chooses batch size and learning rate; leave out --batch and --lr.")
+        raise UserError(
+            "--fitted chooses batch size and learning rate; leave out --batch and --lr."
+        )
     laws = Laws.read(options.folder)
     settings = []
     for ratio in utd:

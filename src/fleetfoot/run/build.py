@@ -37,6 +37,7 @@ from fleetfoot.system import usable_cores
 
 NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
 
+
 @dataclass(kw_only=True)
 class Parts:
     """Everything that a recipe names, in one process: of a whole run, or of one rank of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from fleetfoot.errors import UserError
@@ -51,7 +51,7 @@ def check_recipes(recipes: Sequence[Recipe]) -> None:
     names = [recipe.name for recipe in recipes]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"{double} is named twice.")
-    for one, other in zip(recipes, recipes[1:], strict=False):
+    for one, other in pairwise(recipes):
         mine, its = type(one.agent).__name__, type(other.agent).__name__
         if mine != its:
             raise UserError(
@@ -102,7 +102,9 @@ def lr_options(recipe: Recipe, lr: float) -> Iterator[tuple[str, float]]:
     """Every learning rate of the recipe that changes with that of the critic: its path, and its new value."""
     own = lr_of(recipe)
     if own is None:
-        raise UserError(f"{type(recipe.agent).__name__} has no critic_optim.lr that --lr could set.")
+        raise UserError(
+            f"{type(recipe.agent).__name__} has no critic_optim.lr that --lr could set."
+        )
     if not lr > 0:
         raise UserError(f"--lr must be above 0, not {lr}.")
     for name in NETWORK_OPTIMS:
@@ -172,5 +174,3 @@ def _name(recipe: Recipe, width: float | None) -> str:
 def _rounded(value: float) -> float:
     """Without the digits that a product of decimal numbers adds."""
     return float(f"{value:.10g}")
-
-

@@ -25,7 +25,9 @@ class Study:
     folder: Path
     seeds: int
     points: Mapping[str, Recipe]  # by name, which is also a folder's
-    imports: Sequence[str] = field(default_factory=tuple)  # modules with parts that the recipes need
+    imports: Sequence[str] = field(
+        default_factory=tuple
+    )  # modules with parts that the recipes need
 
     def point_folder(self, name: str) -> Path:
         return self.folder / "runs" / name

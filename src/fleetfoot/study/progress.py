@@ -51,9 +51,7 @@ class Progress:
         if not self.console.is_terminal:
             print(self.line, file=self.console.file, flush=True)
         elif self.live is None:
-            self.live = Live(
-                get_renderable=self.render, console=self.console, refresh_per_second=4
-            )
+            self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4)
             self.live.start()
 
     def close(self, running: Sequence[str]) -> None:
