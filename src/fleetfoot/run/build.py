@@ -36,6 +36,8 @@ from fleetfoot.run.sharded import (
 )
 from fleetfoot.system import usable_cores
 
+NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
+
 
 @dataclass(kw_only=True)
 class Parts:
@@ -96,7 +98,12 @@ class Parts:
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
-        diagnosis = agent.diagnose(rows._replace(held_out=None), held_out)
+        rows = rows._replace(held_out=None)
+        diagnosis = agent.diagnose(rows, held_out)
+        newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
+        for name, value in agent.diagnose(rows, newest).items():
+            if name.startswith("overfitting"):
+                diagnosis[f"newest_{name}"] = value
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
