@@ -19,6 +19,7 @@ from fleetfoot.recipes import (
     flash_sac,
     gorila_dqn,
     pql,
+    robot,
     sac,
     vpl,
 )
@@ -29,6 +30,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
     **fast_sac.RECIPES,
     **flash_sac.RECIPES,
+    **robot.RECIPES,
     **dqn.RECIPES,
     **apex_dqn.RECIPES,
     **ddpg.RECIPES,

@@ -26,7 +26,9 @@ class ConditionsConfig:
     """What makes a simulated robot more like a real one."""
 
     noise: float = 1.0  # factor on the noise of the task's observations; 0: none
-    history: int = 1  # observations the policy sees: the newest and those before it, the oldest first
+    history: int = (
+        1  # observations the policy sees: the newest and those before it, the oldest first
+    )
     # Actions and observations arrive late by up to so many control steps, drawn for each episode.
     action_delay: int = 0
     obs_delay: int = 0

@@ -32,13 +32,22 @@ class RobotConfig:
     robot: str = "go1"  # go1, t1 or g1
     # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
     variant: Literal["stock", "fast"] = "fast"
-    engine: EngineName = "auto"  # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu
+    engine: EngineName = (
+        "auto"  # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu
+    )
     threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
-    episode_length: int | None = None  # of training; None: the task's own, 1000 control steps of 0.02 s
-    reward: tuple[str, ...] = ()  # weights of the reward to change while training: "action_rate=-0.01"
+    episode_length: int | None = (
+        None  # of training; None: the task's own, 1000 control steps of 0.02 s
+    )
+    reward: tuple[
+        str, ...
+    ] = ()  # weights of the reward to change while training: "action_rate=-0.01"
     curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
     conditions: ConditionsConfig = ConditionsConfig()
     execution: Execution = "auto"  # of the vec step on a GPU; auto: recorded
+    deterministic: bool = (
+        False  # on a GPU: the same bits from the same seed, at several times the cost
+    )
     render_width: int = 640
     render_height: int = 480
 
@@ -68,6 +77,7 @@ class RobotConfig:
             conditions=self.conditions,
             threads=self.threads,
             execution=self.execution,
+            deterministic=self.deterministic,
             render_size=(self.render_width, self.render_height),
         )
 

@@ -11,10 +11,11 @@ from fleetfoot.envs.mujoco.physics import Simulation
 from fleetfoot.envs.robot.engine import Starts
 from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Built
+from fleetfoot.errors import UserError
 
 
 class CpuEngine:
-    """The solver begins each control step without a warm start, so positions and velocities are the whole state."""
+    """Positions, velocities and the solver's warm start are the whole state."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class CpuEngine:
         # A robot that explodes is to be seen, not put back to its reference pose in silence.
         robot.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         vary = None if randomiser is None else randomiser.apply
-        self.sim = Simulation(robot.model, num_envs, substeps, threads, vary)
+        self.sim = Simulation(robot.model, num_envs, substeps, threads, vary, warm=True)
         self.starts = starts
         self._v = slice(1 + self.sim.nq, 1 + self.sim.nq + self.sim.nv)
         self.control = torch.zeros(num_envs, self.sim.nu)
@@ -50,6 +51,7 @@ class CpuEngine:
         chosen = row.numpy()[rows]
         state = self.sim.state
         state[rows] = 0.0
+        self.sim.warmstart[rows] = 0.0
         state[rows, 1 : 1 + self.sim.nq] = self.starts.qpos[chosen]
         state[rows, self._v] = self.starts.qvel[chosen]
         self._read_state()
@@ -61,10 +63,16 @@ class CpuEngine:
         """MuJoCo on a CPU grows its memory as it needs."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"physics": torch.from_numpy(self.sim.state.copy())}
+        return {
+            "physics": torch.from_numpy(self.sim.state.copy()),
+            "warmstart": torch.from_numpy(self.sim.warmstart.copy()),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        if "physics" not in state:
+            raise UserError("this saved state is of the engine 'warp'; build with that engine")
         self.sim.state = state["physics"].cpu().numpy().copy()
+        self.sim.warmstart = state["warmstart"].cpu().numpy().copy()
         self._read_state()
 
     def close(self) -> None:

@@ -86,4 +86,3 @@ def make_starts(robot: Built, task: Task, seed: int, count: int = START_STATES) 
         mujoco.mj_forward(robot.model, data)
         sensor[i] = data.sensordata
     return Starts(qpos, qvel, sensor)
-

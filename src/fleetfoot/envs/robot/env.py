@@ -40,7 +40,11 @@ LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; e
 
 
 class RobotEnv:
-    """N robots (`VecEnv`). `timestep` and `substeps` are of the physics: a control step is their product."""
+    """N robots (`VecEnv`).
+
+    `timestep` and `substeps` are of the physics: a control step is their product. `deterministic`: on a GPU too the same
+    seed gives the same bits; much slower.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class RobotEnv:
         conditions: ConditionsConfig | None = None,
         threads: int = 0,
         execution: Execution = "auto",
+        deterministic: bool = False,
         render_size: tuple[int, int] = (640, 480),
     ) -> None:
         if num_envs < 1:
@@ -80,7 +85,9 @@ class RobotEnv:
         if on_gpu:
             from fleetfoot.envs.robot.warp import WarpEngine
 
-            self.engine = WarpEngine(self.built, num_envs, substeps, starts, home, randomiser)
+            self.engine = WarpEngine(
+                self.built, num_envs, substeps, starts, home, randomiser, deterministic
+            )
         else:
             self.engine = CpuEngine(self.built, num_envs, substeps, starts, threads, randomiser)
         self._starts = starts.on(home)
@@ -128,7 +135,9 @@ class RobotEnv:
             raise UserError(
                 f"{self.task.name} has noise for {sorted(unknown)[0]!r}, which it does not observe."
             )
-        noise = [self.task.noise.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)]
+        noise = [
+            self.task.noise.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
+        ]
         sensed = [name in self.task.noise for name, size in self.terms.items() for _ in range(size)]
         self._noise = self.cfg.noise * torch.tensor(noise, device=self._home)
         self._noisy = bool((self._noise > 0).any())
@@ -223,7 +232,13 @@ class RobotEnv:
         torch.stack([terminated, truncated], out=self._flags)
 
     def _restarted(
-        self, ended: Tensor, state: State, packed: Tensor, buffer: Tensor, actor: Tensor, critic: Tensor
+        self,
+        ended: Tensor,
+        state: State,
+        packed: Tensor,
+        buffer: Tensor,
+        actor: Tensor,
+        critic: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """New episodes where one ended: observations, packed state and frames with those rows replaced."""
         row, first_buffer, begun, first_actor, first_critic = self._begin(state)

@@ -83,7 +83,9 @@ class JoystickSpec:
     privileged: tuple[str, ...]
     gait: Gait | None = None
     joint_start: Range | None = None  # factors on the standing pose where an episode begins
-    soft_limits: Literal["range", "limit"] = "range"  # 95 % of the range about its middle, or of each limit
+    soft_limits: Literal["range", "limit"] = (
+        "range"  # 95 % of the range about its middle, or of each limit
+    )
     lowest_reward: float | None = 0.0
     ends_if_feet_touch: bool = False
     up: str = "up"  # the sensor that tells whether it has fallen
@@ -104,7 +106,10 @@ class Joystick(Task):
     name = "joystick"
 
     def __init__(
-        self, spec: JoystickSpec, weights: Mapping[str, float] | None = None, curriculum: bool = False
+        self,
+        spec: JoystickSpec,
+        weights: Mapping[str, float] | None = None,
+        curriculum: bool = False,
     ) -> None:
         self.spec, self.noise, self.curriculum = spec, spec.noise, curriculum
         chosen = {name: weight for name, (weight, _) in spec.terms.items()}
@@ -228,7 +233,9 @@ class Joystick(Task):
 
     def total(self, terms: Tensor) -> Tensor:
         total = terms.sum(0)
-        return total if self.spec.lowest_reward is None else total.clamp(self.spec.lowest_reward, 1e4)
+        return (
+            total if self.spec.lowest_reward is None else total.clamp(self.spec.lowest_reward, 1e4)
+        )
 
     def advance(self, now: Now, draw: Draw) -> State:
         state, command = now.state, now.state["command"]
@@ -239,7 +246,9 @@ class Joystick(Task):
             "last_contact": contact.float(),
         }
         if self.spec.gait is not None:
-            phase = torch.fmod(state["phase"] + state["phase_step"] + math.pi, 2 * math.pi) - math.pi
+            phase = (
+                torch.fmod(state["phase"] + state["phase_step"] + math.pi, 2 * math.pi) - math.pi
+            )
             if self.spec.gait.stands:
                 moving = torch.linalg.vector_norm(command, dim=1, keepdim=True) > 0.01
                 phase = torch.where(moving, phase, math.pi)
@@ -253,7 +262,9 @@ class Joystick(Task):
         else:
             wait = state["wait"] - 1
             over = wait <= 0
-            wanted = level * (2 * draw.uniform(3) - 1) * self.largest * (draw.uniform(3) < self.keep)
+            wanted = (
+                level * (2 * draw.uniform(3) - 1) * self.largest * (draw.uniform(3) < self.keep)
+            )
             changed = torch.where(draw.uniform(3) < 0.5, wanted, command)
             new["command"] = torch.where(over, changed, command)
             new["wait"] = torch.where(over, torch.round(draw.exponential(5.0) / self.dt), wait)

@@ -51,7 +51,11 @@ class RandomiseConfig:
             bounds = getattr(self, name)
             if bounds is None:
                 continue
-            if len(bounds) != 2 or not bounds[0] <= bounds[1] or (name in factors and bounds[0] < 0):
+            if (
+                len(bounds) != 2
+                or not bounds[0] <= bounds[1]
+                or (name in factors and bounds[0] < 0)
+            ):
                 raise UserError(
                     f"env.conditions.randomise.{name} must be two numbers, low <= high, "
                     f"{'not below 0, ' if name in factors else ''}not {bounds}."
@@ -125,9 +129,7 @@ class Randomiser:
             for name, rows in found.items():
                 rows.append(getattr(own, name).copy())
         stacked = {name: np.stack(rows) for name, rows in found.items()}
-        return {
-            name: rows for name, rows in stacked.items() if (rows != getattr(base, name)).any()
-        }
+        return {name: rows for name, rows in stacked.items() if (rows != getattr(base, name)).any()}
 
     def _drawn(self, name: str, i: int) -> Array | None:
         bounds: Range | None = getattr(self.cfg, name)

@@ -44,7 +44,9 @@ class Robot:
 
     name: str
     model: str  # path of an MJCF file, or MJCF text
-    action_scale: float | tuple[float, ...] = 0.5  # radians that an action of 1 is away from the standing pose
+    action_scale: float | tuple[float, ...] = (
+        0.5  # radians that an action of 1 is away from the standing pose
+    )
     standing: str = "home"  # the keyframe that holds the standing pose
     imu: str = ""  # a site; none: no such sensors
     frames: Mapping[str, str] = field(default_factory=dict)  # further sites, by name
@@ -132,7 +134,9 @@ def _joints(model: mujoco.MjModel) -> tuple[list[str], NDArray[np.int64], NDArra
     if (model.actuator_trntype != mujoco.mjtTrn.mjTRN_JOINT).any():
         raise UserError("every actuator must act on a joint, of one coordinate.")
     ids = model.actuator_trnid[:, 0]
-    if not np.isin(model.jnt_type[ids], (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)).all():
+    if not np.isin(
+        model.jnt_type[ids], (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+    ).all():
         raise UserError("every actuator must act on a hinge or a slide.")
     names = [model.joint(int(i)).name for i in ids]
     if len(set(names)) < len(names) or not all(names):

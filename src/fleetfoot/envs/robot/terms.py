@@ -84,7 +84,9 @@ def feet_phase(step: Step) -> Tensor:
     """The height of each foot against the one its phase asks for."""
     gait = step.task.spec.gait
     assert gait is not None
-    x = (step.state["phase"] + math.pi) / math.pi  # [N, 2] in [0, 2]: rises up to 1, falls from there
+    x = (
+        step.state["phase"] + math.pi
+    ) / math.pi  # [N, 2] in [0, 2]: rises up to 1, falls from there
     rises = x <= 1.0
     u = torch.where(rises, x, x - 1.0)
     smooth = u * u * (3.0 - 2.0 * u)  # u^3 + 3 u^2 (1 - u)
@@ -154,7 +156,9 @@ def action_rate(step: Step) -> Tensor:
 class _OfJoints:
     """A term with a weight for each joint, kept on the device."""
 
-    def __init__(self, weights: Mapping[str, float] | Sequence[float], default: float = 0.0) -> None:
+    def __init__(
+        self, weights: Mapping[str, float] | Sequence[float], default: float = 0.0
+    ) -> None:
         self.given, self.default = weights, default
         self.made: dict[torch.device, Tensor] = {}
 
@@ -169,7 +173,9 @@ class _OfJoints:
         if not isinstance(self.given, Mapping):
             return [float(weight) for weight in self.given]
         table = self.given
-        return [next((w for part, w in table.items() if part in name), self.default) for name in names]
+        return [
+            next((w for part, w in table.items() if part in name), self.default) for name in names
+        ]
 
 
 class PoseCost(_OfJoints):
