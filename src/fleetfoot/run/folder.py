@@ -55,6 +55,7 @@ OWN_PARTS = (
     "fleetfoot.nn.pessimism",
     "fleetfoot.nn.simba",
     "fleetfoot.envs.mujoco",
+    "fleetfoot.envs.robot",
     "fleetfoot.envs.gym",
     "fleetfoot.envs.tensor",
     "fleetfoot.envs.atari",  # without ale-py too: only building needs it
