@@ -37,6 +37,7 @@ RESUMABLE = (
     "evaluation",
     "device",
     "threads",
+    "env_timeout",
     "execution",
     "precision",
 )

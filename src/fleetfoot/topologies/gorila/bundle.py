@@ -19,6 +19,7 @@ from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
 from fleetfoot.explore import check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log, Totals
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
@@ -132,7 +133,7 @@ class Bundle:
         """`incarnation`: how often this bundle has been replaced."""
         device, seeds = recipe.torch_device(), bundle_seeds(recipe.seed, index, incarnation)
         self.recipe, self.index, self.lockstep = recipe, index, lockstep
-        self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        self.env = build_env(recipe.env, recipe.num_envs, seeds.env, device, recipe.env_timeout)
         spec = self.env.spec
         self.agent = build_agent(recipe, spec, bundles, device)
         explorer = per_bundle(recipe.explorer, bundles)
