@@ -27,7 +27,7 @@ Deviations from the published code:
     [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
     [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser touches it. Returns for
         reward normalisation are kept per environment and their statistics per task; the reward of an episode's last
-        step counts.
+        step counts, and the clock's ends do not end them, as they do not end values.
     [8] The cosine of the learning rates advances with every update of its network, not with every vec step.
 """
 
@@ -145,8 +145,7 @@ class FastTD3(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.reward_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
