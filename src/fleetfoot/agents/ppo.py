@@ -135,8 +135,14 @@ class Networks(nn.Module):
     def __init__(self, cfg: PPOConfig, spec: EnvSpec, norms: ObsNorms):
         super().__init__()
         encoder = norms.encoder("actor", cfg.task_embedding, cfg.clip_obs)
-        heads = {"std": cfg.std, "head_gain": cfg.head_gain, "tanh_mean": cfg.tanh_mean}
-        self.policy = policy_for(spec, encoder, cfg.policy_net, **heads)
+        self.policy = policy_for(
+            spec,
+            encoder,
+            cfg.policy_net,
+            std=cfg.std,
+            head_gain=cfg.head_gain,
+            tanh_mean=cfg.tanh_mean,
+        )
         encoder = norms.encoder("critic", cfg.task_embedding, cfg.clip_obs)
         self.critic = ValueNetwork(encoder, cfg.critic_net)
 
