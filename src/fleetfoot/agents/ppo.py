@@ -39,10 +39,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_above_zero, check_at_least
+from fleetfoot.agents.checks import check_above_zero
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import EnvSpec, Loss, Obs, Rollout, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.adaptive_rate import AdaptiveRate
@@ -104,7 +104,7 @@ class PPOConfig:
             raise UserError(
                 f"PPO needs flat observations; {spec.name} has observations of shape {spec.obs_shape}."
             )
-        check_at_least(self, epochs=1, minibatches=1)
+        at_least(self, "agent", epochs=1, minibatches=1)
         check_above_zero(self, "clip", "std")
         if not 0.0 <= self.gae_lambda <= 1.0:
             raise UserError(f"agent.gae_lambda must lie between 0 and 1, not {self.gae_lambda}.")

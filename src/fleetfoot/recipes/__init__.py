@@ -20,6 +20,7 @@ from fleetfoot.recipes import (
     gorila_dqn,
     ppo,
     pql,
+    robot,
     sac,
     vpl,
 )
@@ -30,6 +31,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
     **fast_sac.RECIPES,
     **flash_sac.RECIPES,
+    **robot.RECIPES,
     **dqn.RECIPES,
     **apex_dqn.RECIPES,
     **ddpg.RECIPES,

@@ -18,6 +18,7 @@ from fleetfoot.envs.vec_env import VecEnv, closed_on_error
 from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
@@ -35,6 +36,8 @@ from fleetfoot.run.sharded import (
     synchronize_agent,
 )
 from fleetfoot.system import usable_cores
+
+NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
 
 
 @dataclass(kw_only=True)
@@ -96,7 +99,12 @@ class Parts:
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
-        diagnosis = agent.diagnose(rows._replace(held_out=None), held_out)
+        rows = rows._replace(held_out=None)
+        diagnosis = agent.diagnose(rows, held_out)
+        newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
+        for name, value in agent.diagnose(rows, newest).items():
+            if name.startswith("overfitting"):
+                diagnosis[f"newest_{name}"] = value
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -171,7 +179,8 @@ def build_parts(
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # the current streams are those of this device
     torch.set_num_threads(share.threads or usable_cores())
-    env = recipe.env.build(share.num_envs, seeds.env, env_device or device)
+    place = env_device or device
+    env = build_env(recipe.env, share.num_envs, seeds.env, place, recipe.env_timeout)
     with closed_on_error(env):
         make_replay = make_replay or partial(
             share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
@@ -226,7 +235,9 @@ def open_run(
                     journal.load_state_dict(state)
             if ranks.first:
                 seed = recipe.seeds().evaluation
-                parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
+                parts.evaluator = Evaluator(
+                    recipe.env, recipe.evaluation, seed, parts.device, recipe.env_timeout
+                )
             journal.open(parts.env.spec, resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts

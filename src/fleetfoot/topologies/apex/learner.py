@@ -57,7 +57,8 @@ class Learner:
             with ExitStack() as stack:
                 self._build(stack, resumed, restarted)
                 self.built = True
-                self.cfg.learn(self)
+                with self.journal.rescuing(self, lambda: self.stop_requested):
+                    self.cfg.learn(self)
                 if not self.journal.finished:
                     self.journal.save_interrupted(self)
                 return self.journal.result(self.agent.policy.to("cpu"))

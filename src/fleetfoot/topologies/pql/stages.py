@@ -22,6 +22,7 @@ from fleetfoot.envs.vec_env import closed_on_error
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.execution import RECORDING, Half, make_learner
 from fleetfoot.explore import check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Seeds
@@ -126,7 +127,7 @@ class Actor(Stage):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         seeds = self.seeds_of(recipe, setup)
-        self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        self.env = build_env(recipe.env, recipe.num_envs, seeds.env, device, recipe.env_timeout)
         with closed_on_error(self.env):
             obs = self.env.reset()
             super().__init__(recipe, device, setup._replace(spec=self.env.spec))
@@ -135,7 +136,11 @@ class Actor(Stage):
             self.explorer.skip(setup.vec_steps)
             self.episodes = EpisodeStats(recipe.num_envs, device)
             self.evaluator = Evaluator(
-                recipe.env, recipe.evaluation, recipe.seeds().evaluation, device
+                recipe.env,
+                recipe.evaluation,
+                recipe.seeds().evaluation,
+                device,
+                recipe.env_timeout,
             )
             self.first = True
             self._act_on(obs)

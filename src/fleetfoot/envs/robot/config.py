@@ -1,0 +1,103 @@
+"""The robots of the package as an environment of recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from fleetfoot.config import at_least, part
+from fleetfoot.envs.robot import robots, terms
+from fleetfoot.envs.robot.conditions import ConditionsConfig
+from fleetfoot.envs.robot.env import EngineName, Execution, RobotEnv
+from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.errors import UserError
+
+# Timestep of the physics (s) and timesteps per control step of 0.02 s.
+PHYSICS = {
+    "stock": {"go1": (0.004, 5), "t1": (0.002, 10), "g1": (0.002, 10)},
+    "fast": {"go1": (0.005, 4), "t1": (0.004, 5), "g1": (0.004, 5)},
+}
+
+
+def names() -> list[str]:
+    return list(robots.ROBOTS)
+
+
+@part
+class RobotConfig:
+    """A robot that follows a joystick, on CPU cores or on a GPU."""
+
+    robot: str = "go1"  # go1, t1 or g1
+    # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
+    variant: Literal["stock", "fast"] = "fast"
+    engine: EngineName = (
+        "auto"  # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu
+    )
+    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
+    episode_length: int | None = (
+        None  # of training; None: the task's own, 1000 control steps of 0.02 s
+    )
+    reward: tuple[
+        str, ...
+    ] = ()  # weights of the reward to change while training: "action_rate=-0.01"
+    curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
+    conditions: ConditionsConfig = ConditionsConfig()
+    execution: Execution = "auto"  # of the vec step on a GPU; auto: recorded
+    deterministic: bool = (
+        False  # on a GPU: the same bits from the same seed, at several times the cost
+    )
+    render_width: int = 640
+    render_height: int = 480
+
+    def __post_init__(self) -> None:
+        at_least(self, "env", threads=0, episode_length=1, render_width=1, render_height=1)
+        self._weights()
+
+    @property
+    def on_host(self) -> bool:
+        return self.engine == "cpu"
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> RobotEnv:
+        robot = robots.find(self.robot)
+        timestep, substeps = PHYSICS[self.variant][self.robot]
+        task = Joystick(terms.SPECS[self.robot], self._weights(), self.curriculum)
+        if self.episode_length is not None:
+            task.episode_length = self.episode_length
+        return RobotEnv(
+            robot,
+            task,
+            num_envs,
+            seed,
+            device,
+            timestep=timestep,
+            substeps=substeps,
+            engine=self.engine,
+            conditions=self.conditions,
+            threads=self.threads,
+            execution=self.execution,
+            deterministic=self.deterministic,
+            render_size=(self.render_width, self.render_height),
+        )
+
+    def for_evaluation(self) -> RobotConfig:
+        """The task as its return is reported: stock physics and reward, nobody pushes, all robots alike."""
+        return dataclasses.replace(
+            self,
+            variant="stock",
+            episode_length=None,
+            reward=(),
+            curriculum=False,
+            conditions=self.conditions.for_evaluation(),
+        )
+
+    def _weights(self) -> dict[str, float]:
+        found = {}
+        for given in self.reward:
+            name, _, value = given.partition("=")
+            try:
+                found[name] = float(value)
+            except ValueError:
+                raise UserError(f"env.reward {given!r} must read name=weight.") from None
+        return found
