@@ -11,6 +11,7 @@ from fleetfoot.recipes import (
     apex_dqn,
     brc,
     bro,
+    daa,
     dac,
     ddpg,
     dqn,
@@ -44,6 +45,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **sac.RECIPES,
     **vpl.RECIPES,
     **ppo.RECIPES,
+    **daa.RECIPES,
 }
 
 

@@ -113,9 +113,7 @@ class Parts:
             "env": self.env.state_dict(),
             "episodes": self.episodes.state_dict(),
         }
-        if with_replay or isinstance(
-            self.replay, Rollouts
-        ):  # a rollout is small, and cannot be made again
+        if with_replay:
             state["replay"] = self.replay.state_dict()
         if not self.ranks.first:
             return state | {"generators": generator_states(self.agent)}
