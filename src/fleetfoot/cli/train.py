@@ -40,7 +40,8 @@ def run(args: list[str], imports: list[str]) -> int:
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
     check_either(args, "--replay.capacity", "--replay.capacity-gib")
-    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
+    fixed = ("name", *start.derived_fields())
+    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
     needed = [*imports, *([module] if module else [])]
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)

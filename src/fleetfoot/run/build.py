@@ -22,6 +22,7 @@ from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.rollouts import Rollouts
 from fleetfoot.run.journal import Journal, State, fitting
 from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
@@ -47,7 +48,7 @@ class Parts:
     obs: Obs  # the first to act on
     agent: Agent
     explorer: Explorer
-    replay: Replay
+    replay: Replay | Rollouts
     pace: Pace
     episodes: EpisodeStats
     evaluator: Evaluator | None = None  # only on the first rank
@@ -90,6 +91,7 @@ class Parts:
 
     def _diagnose(self, agent: CanDiagnose, vec_steps: int) -> dict[str, float]:
         """The vec steps are the seed of the rows examined: no draw of the replay's own is used."""
+        assert isinstance(self.replay, Replay)  # no on-policy agent is diagnosable
         rows = self.replay.sample_apart(self.share.batch_size, seed=vec_steps)
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
@@ -103,7 +105,9 @@ class Parts:
             "env": self.env.state_dict(),
             "episodes": self.episodes.state_dict(),
         }
-        if with_replay:
+        if with_replay or isinstance(
+            self.replay, Rollouts
+        ):  # a rollout is small, and cannot be made again
             state["replay"] = self.replay.state_dict()
         if not self.ranks.first:
             return state | {"generators": generator_states(self.agent)}
@@ -124,6 +128,8 @@ class Parts:
         if "replay" in state:
             self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
             self.owed = state["owed"] if self.replay.size else 0
+        elif isinstance(self.replay, Rollouts):  # the rollout begins anew
+            self.pace.vec_steps -= self.pace.vec_steps % self.replay.cfg.length
         else:  # it has to fill again first
             self.pace.hold(self.recipe.pace.warmup_vec_steps)
         if "generators" in state:
@@ -158,7 +164,7 @@ def build_parts(
     ranks: Ranks = ALONE,
     *,
     env_device: torch.device | None = None,
-    make_replay: Callable[[EnvSpec], Replay] | None = None,
+    make_replay: Callable[[EnvSpec], Replay | Rollouts] | None = None,
 ) -> Parts:
     """`env_device`: where the environments put their observations, if not on the device of the agent; `make_replay`:
     builds the replay, if the recipe alone does not say how."""

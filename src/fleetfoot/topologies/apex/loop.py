@@ -107,7 +107,7 @@ class ActorLearnerConfig:
 
     def computes_priorities(self, recipe: Recipe) -> bool:
         """Do the actors compute first priorities? Only where the sampler uses them."""
-        prioritised = recipe.replay.sampler.prioritised
+        prioritised = recipe.off_policy_replay().sampler.prioritised
         return self.initial_priorities and not self.lockstep and prioritised
 
     def learn(self, learner: Learner) -> None:

@@ -132,7 +132,7 @@ class Bundle:
         self.agent = build_agent(recipe, spec, bundles, device)
         explorer = per_bundle(recipe.explorer, bundles)
         self.explorer = explorer.build(spec, seed=seeds.explorer, device=device)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             spec, gamma=recipe.gamma, seed=seeds.replay, device=device
         )
         self.pace = recipe.pace.build()

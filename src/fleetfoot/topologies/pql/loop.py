@@ -115,7 +115,7 @@ class SplitLearnersConfig:
             raise UserError("topology.lockstep and topology.free exclude each other.")
 
     def run(self, recipe: Recipe, folder: Path, state: State | None) -> Result:
-        if self.lockstep and not isinstance(recipe.replay.sampler, UniformConfig):
+        if self.lockstep and not isinstance(recipe.off_policy_replay().sampler, UniformConfig):
             raise UserError(
                 "topology.lockstep needs a uniform replay: --replay.sampler UniformConfig."
             )
