@@ -22,6 +22,7 @@ from fleetfoot.recipes import (
     pql,
     sac,
     vpl,
+    wmpg,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -41,6 +42,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **brc.RECIPES,
     **sac.RECIPES,
     **vpl.RECIPES,
+    **wmpg.RECIPES,
     **ppo.RECIPES,
 }
 
