@@ -145,7 +145,7 @@ def test_who_offers_what() -> None:
         "two learners": ["fast_td3", "fast_sac", "ddpg"],
         "served": ["dqn"],
         "priorities": ["dqn", "ddpg"],
-        "diagnosis": ["fast_sac", "sac", "vpl"],
+        "diagnosis": ["fast_td3", "fast_sac", "sac", "bro", "vpl"],
     }
 
 
