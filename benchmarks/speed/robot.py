@@ -36,8 +36,8 @@ def bench_robot(
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds per vec step of each robot, variant and size: bare physics, the environment, and their ratio.
 
-    `vec_steps` is the length of a turn. `ways` are those to record a vec step on a GPU: as one CUDA graph, as three, and
-    as one with the task compiled by torch. `check` compares recorded vec steps with eager ones first.
+    `vec_steps` is the length of a turn. `ways` are those to record a vec step on a GPU: as one CUDA graph, as three,
+    and as one with the task compiled by torch. `check` compares recorded vec steps with eager ones first.
     """
     place = resolve_device(device)
     if vec_steps < 1 or not robots or not sizes or min(sizes) < 1:

@@ -10,7 +10,7 @@ import torch
 from fleetfoot.config import at_least, part
 from fleetfoot.envs.robot import robots, terms
 from fleetfoot.envs.robot.conditions import ConditionsConfig
-from fleetfoot.envs.robot.env import EngineName, Execution, RobotEnv
+from fleetfoot.envs.robot.env import EngineName, Execution, PhysicsConfig, RobotEnv
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.errors import UserError
 
@@ -65,20 +65,24 @@ class RobotConfig:
         task = Joystick(terms.SPECS[self.robot], self._weights(), self.curriculum)
         if self.episode_length is not None:
             task.episode_length = self.episode_length
+        physics = PhysicsConfig(
+            timestep=timestep,
+            substeps=substeps,
+            engine=self.engine,
+            threads=self.threads,
+            execution=self.execution,
+            deterministic=self.deterministic,
+        )
+        size = (self.render_width, self.render_height)
         return RobotEnv(
             robot,
             task,
             num_envs,
             seed,
             device,
-            timestep=timestep,
-            substeps=substeps,
-            engine=self.engine,
+            physics=physics,
             conditions=self.conditions,
-            threads=self.threads,
-            execution=self.execution,
-            deterministic=self.deterministic,
-            render_size=(self.render_width, self.render_height),
+            render_size=size,
         )
 
     def for_evaluation(self) -> RobotConfig:

@@ -14,6 +14,8 @@ share the layout of the packed state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -39,12 +41,24 @@ FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
 LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
 
 
-class RobotEnv:
-    """N robots (`VecEnv`).
+@dataclass(frozen=True, kw_only=True)
+class PhysicsConfig:
+    """How the physics is computed. A control step is `substeps` of `timestep` seconds."""
 
-    `timestep` and `substeps` are of the physics: a control step is their product. `deterministic`: on a GPU too the same
-    seed gives the same bits; much slower.
-    """
+    timestep: float = 0.004
+    substeps: int = 5
+    engine: EngineName = "auto"
+    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
+    execution: Execution = "auto"
+    deterministic: bool = False  # on a GPU too the same seed gives the same bits; much slower
+
+    def __post_init__(self) -> None:
+        if self.threads < 0 or self.substeps < 1 or not self.timestep > 0.0:
+            raise UserError("threads must be 0 or more, substeps at least 1, timestep above 0.")
+
+
+class RobotEnv:
+    """N robots (`VecEnv`)."""
 
     def __init__(
         self,
@@ -54,42 +68,40 @@ class RobotEnv:
         seed: int,
         device: torch.device | str = "cpu",
         *,
-        timestep: float = 0.004,
-        substeps: int = 5,
-        engine: EngineName = "auto",
+        physics: PhysicsConfig | None = None,
         conditions: ConditionsConfig | None = None,
-        threads: int = 0,
-        execution: Execution = "auto",
-        deterministic: bool = False,
         render_size: tuple[int, int] = (640, 480),
     ) -> None:
         if num_envs < 1:
             raise UserError(f"num_envs must be at least 1, not {num_envs}")
-        if threads < 0 or substeps < 1 or not timestep > 0.0:
-            raise UserError("threads must be 0 or more, substeps at least 1 and timestep above 0")
+        physics = physics or PhysicsConfig()
         device, cfg = torch.device(device), conditions or ConditionsConfig()
         self.robot, self.task, self.cfg, self._seed = robot, task, cfg, seed
-        self.built = robot.build(timestep)
-        self.dt = timestep * substeps
-        self._timing = (timestep, substeps)
-        on_gpu = engine == "warp" or (engine == "auto" and device.type == "cuda")
+        self.built, self.physics = robot.build(physics.timestep), physics
+        self.dt = physics.timestep * physics.substeps
+        on_gpu = physics.engine == "warp" or (physics.engine == "auto" and device.type == "cuda")
         home = device if on_gpu else torch.device("cpu")  # where the task is computed
         task.bind(self.built, self.dt, home)
         starts = make_starts(self.built, task, seed)
-        randomiser = (
-            Randomiser(cfg.randomise, self.built, num_envs, seed)
-            if cfg.randomise.anything
-            else None
-        )
+        varied = cfg.randomise.anything
+        randomiser = Randomiser(cfg.randomise, self.built, num_envs, seed) if varied else None
         self.engine: Engine
         if on_gpu:
             from fleetfoot.envs.robot.warp import WarpEngine
 
             self.engine = WarpEngine(
-                self.built, num_envs, substeps, starts, home, randomiser, deterministic
+                self.built,
+                num_envs,
+                physics.substeps,
+                starts,
+                home,
+                randomiser,
+                physics.deterministic,
             )
         else:
-            self.engine = CpuEngine(self.built, num_envs, substeps, starts, threads, randomiser)
+            self.engine = CpuEngine(
+                self.built, num_envs, physics.substeps, starts, physics.threads, randomiser
+            )
         self._starts = starts.on(home)
         self._home, self._on_gpu = home, home.type == "cuda"
         self._conditions = Conditions(cfg, self.built.num_joints, self.dt)
@@ -100,7 +112,7 @@ class RobotEnv:
         self._renderer: Renderer | None = None
         self._allocate(num_envs, seed)
         self._lay_out(device)
-        self._run = self._make_run(execution)
+        self._run = self._make_run(physics.execution)
 
     # -- memory
 
@@ -293,7 +305,7 @@ class RobotEnv:
             return actor, actor
         return actor, torch.cat([actor, *self.task.privileged(now).values()], 1)
 
-    def _make_run(self, execution: Execution) -> Any:
+    def _make_run(self, execution: Execution) -> Callable[[], None]:
         if execution not in ("auto", "eager") and not self._on_gpu:
             raise UserError("recorded and compiled execution need the engine 'warp' on a GPU")
         if execution == "eager" or not self._on_gpu:
@@ -420,7 +432,7 @@ class RobotEnv:
             )
         self._require_reset()
         if self._renderer is None:
-            looks = self.robot.build(self._timing[0], looks=True)
+            looks = self.robot.build(self.physics.timestep, looks=True)
             self._renderer = Renderer(looks.model, *self._look_size, self.robot.view)
         qpos, qvel = (t[index].double().cpu().numpy() for t in (self.engine.qpos, self.engine.qvel))
         return self._renderer.picture(qpos, qvel)
@@ -433,14 +445,13 @@ class RobotEnv:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
-        timestep, substeps = self._timing
         noise = self.task.noise
         return {
             **self.built.describe(),
             "task": self.task.name,
             "control_hz": 1.0 / self.dt,
-            "timestep": timestep,
-            "substeps": substeps,
+            "timestep": self.physics.timestep,
+            "substeps": self.physics.substeps,
             "observation": [
                 {"name": name, "size": size, "noise": noise.get(name, 0.0), "sensed": name in noise}
                 for name, size in self.terms.items()

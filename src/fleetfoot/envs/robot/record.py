@@ -1,8 +1,8 @@
 """A whole vec step as CUDA graphs: one launch instead of some thousand.
 
-Two ways. *Three* graphs, launched back to back, each recorded by the library whose kernels it holds: torch, Warp, torch.
-*One*: torch records, and Warp adds its kernels to the same recording. One is tried first; where a driver refuses, three
-are made.
+Two ways. *Three* graphs, launched back to back, each recorded by the library whose kernels it holds: torch, Warp,
+torch. *One*: torch records, and Warp adds its kernels to the same recording. One is tried first; where a driver
+refuses, three are made.
 
 Before a recording everything runs a few times as it is, so that kernels are compiled and memory has its place.
 """

@@ -1,10 +1,10 @@
 """Robots by the thousands: MuJoCo Warp, whose arrays are torch tensors here, without copies. float32.
 
-On a GPU the timesteps of one control step are some hundred launches; `record.py` makes one graph of them. On a CPU, where
-it serves tests, Warp records them as well (`recorded=True`).
+On a GPU the timesteps of one control step are some hundred launches; `record.py` makes one graph of them. On a CPU,
+where it serves tests, Warp can record them as well (`record`).
 
-Contacts of all robots lie in one list, and each robot has room for so many constraint rows. What does not fit is dropped
-in silence by the physics; a mask on the device remembers it, and `check` stops the run.
+Contacts of all robots lie in one list, and each robot has room for so many constraint rows. What does not fit is
+dropped in silence by the physics; a mask on the device remembers it, and `check` stops the run.
 """
 
 from __future__ import annotations
