@@ -241,6 +241,7 @@ def test_evaluation_is_stock() -> None:
     config = RobotConfig(
         variant="fast",
         reward=("action_rate=-1",),
+        clip_reward=False,
         curriculum=True,
         episode_length=10,
         conditions=dataclasses.replace(HARD, randomise=EVERYTHING),

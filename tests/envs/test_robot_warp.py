@@ -6,6 +6,7 @@ Slow: the first run compiles Warp's kernels, which takes minutes on a CPU; they 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fleetfoot.envs.robot import (
     RobotEnv,
 )
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
 from fleetfoot.envs.robot.terms import SPECS
 from fleetfoot.errors import UserError
@@ -56,20 +58,31 @@ def test_starts_and_draws_are_those_of_the_cpu_engine() -> None:
     assert torch.equal(cpu._packed, warp._packed)
 
 
-@pytest.mark.parametrize(
-    "conditions",
-    [
-        ConditionsConfig(noise=0.0),
-        ConditionsConfig(
-            noise=0.0,
-            randomise=RandomiseConfig(mass=(0.8, 1.2), kp=(0.8, 1.2), base_com=(-0.05, 0.05)),
-        ),
-    ],
+def converging(robot: Robot, conditions: ConditionsConfig) -> tuple[RobotEnv, RobotEnv]:
+    """Both engines with a solver that converges; that of the stock tasks stops after one iteration or three."""
+    with open(robot.model) as file:
+        text = re.sub(r' iterations="\d+" ls_iterations="5"', ' iterations="50"', file.read())
+    assert 'iterations="50"' in text
+    made = []
+    for engine in ("cpu", "warp"):
+        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)  # type: ignore[arg-type]
+        task = Joystick(SPECS[robot.name])
+        changed = dataclasses.replace(robot, model=text)
+        env = RobotEnv(changed, task, 3, 0, CPU, physics=physics, conditions=conditions)
+        env.reset()
+        made.append(env)
+    return made[0], made[1]
+
+
+RANDOMISED = ConditionsConfig(
+    noise=0.0,
+    randomise=RandomiseConfig(mass=(0.8, 1.2), kp=(0.8, 1.2), base_com=(-0.05, 0.05)),
 )
+
+
+@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED])
 def test_both_engines_agree_in_the_air(conditions: ConditionsConfig) -> None:
-    cpu, warp = both(robot="t1", variant="stock", conditions=conditions)
-    cpu.reset()
-    warp.reset()
+    cpu, warp = converging(T1, conditions)
     cpu.engine.sim.state[:, 3] += 1.0  # type: ignore[attr-defined]
     warp.engine.qpos[:, 2] += 1.0
     action = actions(cpu, 1)[0]
@@ -78,19 +91,9 @@ def test_both_engines_agree_in_the_air(conditions: ConditionsConfig) -> None:
     torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-4)
 
 
-def test_both_engines_agree_on_the_ground() -> None:
-    """With a solver that converges; that of the stock task stops after one iteration."""
-    made = []
-    for engine in ("cpu", "warp"):
-        model = GO1.model
-        with open(model) as file:
-            text = file.read().replace('iterations="1" ls_iterations="5"', 'iterations="50"')
-        robot = dataclasses.replace(GO1, model=text)
-        physics = PhysicsConfig(engine=engine, threads=1)  # type: ignore[arg-type]
-        env = RobotEnv(robot, Joystick(SPECS["go1"]), 3, 0, CPU, physics=physics)
-        env.reset()
-        made.append(env)
-    cpu, warp = made
+@pytest.mark.parametrize("robot", [GO1, T1])
+def test_both_engines_agree_on_the_ground(robot: Robot) -> None:
+    cpu, warp = converging(robot, ConditionsConfig(noise=0.0))
     for action in actions(cpu, 2):
         one, other = cpu.step(action), warp.step(action)
     torch.testing.assert_close(cpu.engine.qpos, warp.engine.qpos, rtol=0, atol=1e-3)

@@ -42,6 +42,8 @@ class RobotConfig:
     reward: tuple[
         str, ...
     ] = ()  # weights of the reward to change while training: "action_rate=-0.01"
+    # Playground counts a negative reward of Go1 and T1 as zero. A learner that is to explore hears more without it.
+    clip_reward: bool = True
     curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
     conditions: ConditionsConfig = ConditionsConfig()
     execution: Execution = "auto"  # of the vec step on a GPU; auto: recorded
@@ -62,7 +64,10 @@ class RobotConfig:
     def build(self, num_envs: int, seed: int, device: torch.device) -> RobotEnv:
         robot = robots.find(self.robot)
         timestep, substeps = PHYSICS[self.variant][self.robot]
-        task = Joystick(terms.SPECS[self.robot], self._weights(), self.curriculum)
+        spec = terms.SPECS[self.robot]
+        if not self.clip_reward:
+            spec = dataclasses.replace(spec, lowest_reward=None)
+        task = Joystick(spec, self._weights(), self.curriculum)
         if self.episode_length is not None:
             task.episode_length = self.episode_length
         physics = PhysicsConfig(
@@ -92,6 +97,7 @@ class RobotConfig:
             variant="stock",
             episode_length=None,
             reward=(),
+            clip_reward=True,
             curriculum=False,
             conditions=self.conditions.for_evaluation(),
         )
