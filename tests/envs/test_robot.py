@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -88,7 +90,7 @@ def test_physics_is_mujoco_s_own() -> None:
     data.qpos[:], data.qvel[:] = env.engine.sim.qpos()[0], env.engine.sim.qvel()[0]
     for action in actions(1, 12, 20):
         env.step(action)
-        data.ctrl[:] = (env._pose + action[0] * env._scale).numpy()
+        data.ctrl[:] = (env._offset + action[0] * env._scale).numpy()
         mujoco.mj_step(env.built.model, data, 5)
         np.testing.assert_allclose(env.engine.sim.qpos()[0], data.qpos, rtol=0, atol=1e-9)
         np.testing.assert_allclose(env.engine.sensor[0], data.sensordata, rtol=1e-5, atol=1e-5)
@@ -100,7 +102,7 @@ def test_zero_actions_hold_the_standing_pose(robot: str) -> None:
     env.reset()
     for _ in range(10):
         step = env.step(torch.zeros(4, env.built.num_joints))
-    aim = env._pose + torch.zeros(4, env.built.num_joints)
+    aim = env._offset + torch.zeros(4, env.built.num_joints)
     assert not step.terminated.any()
     assert (env.engine.control == aim).all()
 
@@ -306,3 +308,18 @@ def test_models_are_small_and_credited() -> None:
         assert len(model) < 25_000
         assert "mesh=" not in model
         assert robot.model.rsplit("/", 1)[1] in text
+
+
+def test_the_example_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_robot.py"
+    runpy.run_path(str(example), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "the contract holds for wheel-roll" in said
+    assert "\n0 falls" in said
+
+
+def test_the_guide_shows_the_example() -> None:
+    root = Path(__file__).parents[2]
+    source = (root / "examples" / "own_robot.py").read_text()
+    shown = source[source.index("class Roll(Task)") : source.index("def main")].rstrip()
+    assert shown in (root / "docs" / "guides" / "own-robot.md").read_text()

@@ -82,7 +82,7 @@ def make_starts(robot: Built, task: Task, seed: int, count: int = START_STATES) 
     for i in range(count):
         mujoco.mj_resetData(robot.model, data)
         data.qpos[:], data.qvel[:] = qpos[i], qvel[i]
-        data.ctrl[:] = data.qpos[robot.q]  # servos at rest
+        data.ctrl[:] = np.where(robot.servo, data.qpos[robot.q], 0.0)  # at rest
         mujoco.mj_forward(robot.model, data)
         sensor[i] = data.sensordata
     return Starts(qpos, qvel, sensor)

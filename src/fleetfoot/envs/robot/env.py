@@ -106,8 +106,10 @@ class RobotEnv:
         self._home, self._on_gpu = home, home.type == "cuda"
         self._conditions = Conditions(cfg, self.built.num_joints, self.dt)
         self._q, self._v = (_columns(wanted, home) for wanted in (self.built.q, self.built.v))
-        self._pose = task.pose
-        self._scale = torch.tensor(self.built.scale.copy(), dtype=torch.float32, device=home)
+        self._offset, self._scale = (
+            torch.tensor(rows.copy(), dtype=torch.float32, device=home)
+            for rows in (self.built.offset, self.built.scale)
+        )
         self._look_size = render_size
         self._renderer: Renderer | None = None
         self._allocate(num_envs, seed)
@@ -202,7 +204,7 @@ class RobotEnv:
         executed, changed = self._conditions.act(self._action, self._state)
         for name, value in changed.items():
             self._state[name].copy_(value)
-        torch.addcmul(self._pose, executed, self._scale, out=self.engine.control)
+        torch.addcmul(self._offset, executed, self._scale, out=self.engine.control)
         if "push" in self._state:
             self.engine.kick(self._state["push"])
 

@@ -50,6 +50,9 @@ def record(env: RobotEnv, compiled: bool = False, one_graph: bool = True) -> Cal
         if one_graph:
             try:
                 run = _one(act, engine, finish, stream)
+                for _ in range(2):  # some drivers record it, and refuse to launch it twice
+                    run()
+                torch.cuda.synchronize(engine.device)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0][:200]
                 warnings.warn(

@@ -49,7 +49,9 @@ class Robot:
     action_scale: float | tuple[float, ...] = (
         0.5  # radians that an action of 1 is away from the standing pose
     )
-    standing: str = "home"  # the keyframe that holds the standing pose
+    standing: str = (
+        "home"  # the keyframe with the standing pose; a model without any stands as it is drawn
+    )
     imu: str = ""  # a site; none: no such sensors
     frames: Mapping[str, str] = field(default_factory=dict)  # further sites, by name
     feet: tuple[str, ...] = ()  # sites
@@ -85,7 +87,16 @@ class Built:
         self.qpos, self.pose = self._standing()
         ranges = model.jnt_range[[model.joint(name).id for name in self.names]]
         self.low, self.high = ranges[:, 0].copy(), ranges[:, 1].copy()
-        self.scale = np.broadcast_to(np.asarray(robot.action_scale, np.float64), self.pose.shape)
+        scale = np.asarray(robot.action_scale, np.float64)
+        if scale.shape not in ((), self.pose.shape):
+            raise UserError(
+                f"{robot.name} has {len(self.names)} actuators, and action_scale has {scale.size} numbers."
+            )
+        self.scale = np.broadcast_to(scale, self.pose.shape)
+        # What an action of 0 means: the standing pose for a position servo, nothing for any other actuator.
+        gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
+        self.servo = (gain != 0) & (bias == -gain)
+        self.offset = np.where(self.servo, self.pose, 0.0)
         self.free = bool(model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE)
         self.sensors = _sensor_slices(model)
 
@@ -119,6 +130,8 @@ class Built:
     def _standing(self) -> tuple[Array, Array]:
         """All coordinates of the standing pose, and those of the joints."""
         model, name = self.model, self.robot.standing
+        if model.nkey == 0:
+            return model.qpos0.copy(), model.qpos0[self.q]
         key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, name)
         if key < 0:
             known = ", ".join(model.key(i).name for i in range(model.nkey)) or "none"

@@ -99,7 +99,8 @@ class WarpEngine:
         """The same as a part of what torch is recording on its current stream."""
         with (
             self._on_torch_stream(),
-            self.wp.ScopedCapture(device=str(self.device), external=True),
+            # Kernels are loaded already, and cannot be while torch records.
+            self.wp.ScopedCapture(device=str(self.device), force_module_load=False, external=True),
         ):
             self._substeps()
 
