@@ -24,14 +24,14 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 def go1() -> Recipe:
     """Unitree Go1 on a few CPU cores: small networks and batches, few robots."""
     total_vec_steps = 4_000
-    optim = AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.01)
+    optim = AdamWConfig(lr=5e-4, lr_end=2e-4, weight_decay=0.01)
     return Recipe(
         name="fast_td3/go1",
         env=RobotConfig(
             robot="go1",
             engine="cpu",
             clip_reward=False,
-            reward=("tracking_lin_vel=2", "tracking_ang_vel=1", "feet_clearance=-1"),
+            reward=("tracking_lin_vel=2", "tracking_ang_vel=1", "feet_clearance=-0.5", "pose=1"),
         ),
         agent=FastTD3Config(
             v_min=-2.0,
@@ -45,14 +45,14 @@ def go1() -> Recipe:
             policy_optim=optim,
             critic_optim=optim,
         ),
-        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.3),
+        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.4),
         replay=ReplayConfig(capacity=1_000_000, n_step=3),
-        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=20),
+        pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=20),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=total_vec_steps // 8, episodes=32),
         log=LogConfig(every_vec_steps=100),
         checkpoint=CheckpointConfig(every_vec_steps=total_vec_steps // 4),
-        num_envs=128,
+        num_envs=64,
         batch_size=256,
         total_vec_steps=total_vec_steps,
         gamma=0.97,
