@@ -1,7 +1,7 @@
 """Terms of joystick rewards, and the tables of the robots in the package. Names and numbers are Playground's.
 
 A term is a function of a `Step` that gives [N]; its weight, which carries the sign, is in the table. Where two robots
-define a term differently, there are two functions.
+define a term differently, there are two functions. Above 300 lines: a list of terms and three tables.
 """
 
 from __future__ import annotations
