@@ -61,6 +61,10 @@ BENCHMARKS = {
         "Gorila: 1 to 4 bundles at equal work of each",
     ),
     "pql": ("studies.pql:pql_study", "PQL: the studies of its paper in small"),
+    "reward-units": (
+        "studies.reward_units:reward_units",
+        "learning with rewards in other units: multiplied, and shifted",
+    ),
     "split-learners": (
         "studies.split_learners:split_learners",
         "seconds to a return: split_learners, synchronous, overlap",

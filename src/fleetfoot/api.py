@@ -18,6 +18,7 @@ from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluation, Evaluator
+from fleetfoot.guard import build_env
 from fleetfoot.policy import TrainedPolicy
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
@@ -241,7 +242,7 @@ def evaluate_run(
     recipe = read_recipe(folder)
     chosen = recipe.seeds().evaluation if seed is None else seed
     cfg = dataclasses.replace(recipe.evaluation, episodes=episodes)
-    evaluator = Evaluator(recipe.env, cfg, chosen, resolve_device(device))
+    evaluator = Evaluator(recipe.env, cfg, chosen, resolve_device(device), recipe.env_timeout)
     try:
         return evaluator(_policy(recipe, evaluator.env.spec, Path(folder), which, device))
     finally:
@@ -291,7 +292,8 @@ def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: s
 @contextlib.contextmanager
 def _evaluation_env(recipe: Recipe, seed: int) -> Iterator[VecEnv]:
     """One environment, on the CPU."""
-    env = recipe.env.for_evaluation().build(1, seed, torch.device("cpu"))
+    config, cpu = recipe.env.for_evaluation(), torch.device("cpu")
+    env = build_env(config, 1, seed, cpu, recipe.env_timeout)
     try:
         yield env
     finally:

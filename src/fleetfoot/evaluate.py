@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from fleetfoot import diagnose
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv, closed_on_error
+from fleetfoot.guard import build_env
 
 # Vec steps between two checks whether all episodes have ended: each check waits for the device.
 CHECK_EVERY = 16
@@ -81,9 +83,16 @@ class Evaluation:
 class Evaluator:
     """The evaluation environments. Every evaluation starts from the same states, if the simulator can save them."""
 
-    def __init__(self, config: EnvConfig, cfg: EvaluationConfig, seed: int, device: torch.device):
+    def __init__(
+        self,
+        config: EnvConfig,
+        cfg: EvaluationConfig,
+        seed: int,
+        device: torch.device,
+        timeout: float = math.inf,
+    ):
         self.cfg = cfg
-        self.env = config.for_evaluation().build(cfg.episodes, seed, device)
+        self.env = build_env(config.for_evaluation(), cfg.episodes, seed, device, timeout)
         with closed_on_error(self.env):
             self.env.reset()
             self.start = self.env.state_dict()

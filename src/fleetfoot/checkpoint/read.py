@@ -115,8 +115,8 @@ def _advice(folder: Path, broken: Path | None = None) -> str:
 
 def _whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
     """The newest whole checkpoint in `folder`, not counting `broken`."""
-    found = list(folder.iterdir()) if folder.is_dir() else []
-    for path in sorted(found, key=lambda p: p.name.removeprefix("best-"), reverse=True):
+    paths = list(folder.iterdir()) if folder.is_dir() else []
+    for path in sorted(paths, key=lambda p: p.name.removeprefix("best-"), reverse=True):
         if FOLDER_NAME.fullmatch(path.name) and path != broken:
             try:
                 return _read(path, with_replay=True).folder
@@ -154,9 +154,9 @@ def _read(folder: Path, with_replay: bool, rank: int = 0) -> Loaded:
             "trees": {"state": {"dict": _}} as trees,
         } if name == FORMAT and files.keys() == {f"{key}.safetensors" for key in trees}:
             state = _read_tree(folder / "state.safetensors", files, trees["state"])
-            own = f"rank-{rank}"
-            if own in trees:
-                state |= _read_tree(folder / f"{own}.safetensors", files, trees[own])
+            rank_tree = f"rank-{rank}"
+            if rank_tree in trees:
+                state |= _read_tree(folder / f"{rank_tree}.safetensors", files, trees[rank_tree])
                 if not with_replay:
                     state.pop("replay", None)
             elif with_replay and "replay" in trees:
@@ -177,9 +177,11 @@ def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
     try:
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise UserError(f"{path} has {found:,} bytes instead of {size:,}: it is truncated")
+            actual_size = os.fstat(file.fileno()).st_size
+            if actual_size != size:
+                raise UserError(
+                    f"{path} has {actual_size:,} bytes instead of {size:,}: it is truncated"
+                )
             while chunk := file.read(1 << 22):
                 digest.update(chunk)
         if digest.hexdigest() != expected:

@@ -204,12 +204,12 @@ class PointMass(Task):
 
     def observe(self, state: Tensor) -> tuple[Tensor, Tensor]:
         position, velocity, goal = state.tensor_split(3, 1)
-        seen = [position] if self.num_tasks > 1 else [position, goal - position]
+        visible = [position] if self.num_tasks > 1 else [position, goal - position]
         if not self.privileged:
-            obs = torch.cat([*seen, velocity], 1)
+            obs = torch.cat([*visible, velocity], 1)
             return obs, obs
         distance = (goal - position).norm(dim=1, keepdim=True)
-        return torch.cat(seen, 1), torch.cat([*seen, velocity, distance], 1)
+        return torch.cat(visible, 1), torch.cat([*visible, velocity, distance], 1)
 
     def draw(self, state: list[float], picture: Picture) -> None:
         picture.line((state[4], state[5]), (state[4], state[5]), 0.1, GREEN)
@@ -270,8 +270,8 @@ class TensorEnv:
         return {name: getattr(self, name).clone() for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        own = self.state_dict()
-        for name, now in own.items():
+        current = self.state_dict()
+        for name, now in current.items():
             saved = state.get(name)
             if saved is None or saved.shape != now.shape:
                 shape = None if saved is None else list(saved.shape)
@@ -279,7 +279,7 @@ class TensorEnv:
                     f"the saved state does not fit {self.spec.name}: {name!r} is {shape}, not "
                     f"{list(now.shape)}. Restore it with the same task and number of environments."
                 )
-        for name, now in own.items():
+        for name, now in current.items():
             setattr(self, name, state[name].to(self.device, now.dtype, copy=True))
         return self._obs(*self.task.observe(self.state))
 
@@ -330,8 +330,10 @@ class TensorConfig:
     """One of the tasks of this file. `privileged` is for `point_mass`, `num_tasks` for it and `pendulum`."""
 
     task: str = "pendulum"
-    privileged: bool = False  # the critic sees more than the actor
-    num_tasks: int = 1  # environment i belongs to task i % num_tasks
+    privileged: bool = False
+    """The critic sees more than the actor."""
+    num_tasks: int = 1
+    """Environment i belongs to task i % num_tasks."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", num_tasks=1)

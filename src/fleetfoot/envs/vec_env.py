@@ -45,6 +45,14 @@ class VecEnv(Protocol):
     def close(self) -> None: ...
 
 
+class EnvFault(Exception):  # noqa: N818
+    """One environment of a set misbehaved. An adapter that knows which one raises this; `guard` makes it one line."""
+
+    def __init__(self, what: str, *, who: str = "environment", index: int = 0, seed: int = 0):
+        super().__init__(what)
+        self.what, self.who, self.index, self.seed = what, who, index, seed
+
+
 @runtime_checkable
 class TwoHalves(Protocol):
     """What a `VecEnv` may offer besides: its step in two halves, so that several sets can work at the same time.

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from fleetfoot.errors import UserError, writing
-from fleetfoot.log.meter import Counters
+from fleetfoot.errors import Notice, UserError, one_line, writing
+from fleetfoot.log.meter import Counters, Sink
 
 
 class JsonLines:
@@ -70,6 +71,34 @@ def read_lines(path: Path, until_vec_steps: int | None = None) -> list[dict[str,
         if isinstance(line, dict) and isinstance(line.get("vec_steps"), int):
             lines.append(line)
     return [x for x in lines if until_vec_steps is None or x["vec_steps"] <= until_vec_steps]
+
+
+class Dispensable:
+    """A sink that a run can do without: if it fails, that is said once, and the run goes on."""
+
+    def __init__(self, name: str, make: Callable[[], Sink]) -> None:
+        self.name = name
+        self.sink: Sink | None = None
+        with self._left_out_if_it_fails():
+            self.sink = make()
+
+    def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        if self.sink is not None:
+            with self._left_out_if_it_fails():
+                self.sink.write(counters, metrics)
+
+    def close(self) -> None:
+        if self.sink is not None:
+            with self._left_out_if_it_fails():
+                self.sink.close()
+
+    @contextlib.contextmanager
+    def _left_out_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.sink = None
+            warnings.warn(f"{self.name} is left out: {one_line(error)}", Notice, stacklevel=3)
 
 
 class TensorBoard:

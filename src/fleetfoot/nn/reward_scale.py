@@ -1,11 +1,18 @@
-"""Reward normalisation by the spread of returns, for all environments together or for each task."""
+"""Reward normalisation by the spread of returns, for all environments together or for each task; the value ranges that
+are made with it."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import EnvSpec
+from fleetfoot.ops import categorical
+
+Bound = float | Literal["auto"]
+AUTO_RANGE = 5.0  # what rewards are scaled into where nobody gives a range; the number itself does not matter
 
 
 class RewardScale(nn.Module):
@@ -69,3 +76,26 @@ class RewardScale(nn.Module):
     def undo(self, value: Tensor, task: Tensor | None) -> Tensor:
         """Values [B] of the critic in units of the environment's reward."""
         return value * (self.divisor[0] if task is None else self.divisor[task])
+
+
+def value_support(
+    v_min: Bound,
+    v_max: Bound,
+    num_atoms: int,
+    spec: EnvSpec,
+    *,
+    gamma: float,
+    normalize_reward: bool,
+    device: torch.device,
+) -> tuple[Tensor, RewardScale | None]:
+    """The atoms [K] of a categorical critic, and the scale of the rewards that it learns from; None: as they are.
+
+    With "auto" for both bounds, rewards are scaled so that returns fit. What is stored stays raw and is scaled when it
+    is learned from, so all rows of a batch, and all steps of a return, have the same scale, however it has changed.
+    """
+    if v_min == "auto" or v_max == "auto":
+        v_min, v_max, normalize_reward = -AUTO_RANGE, AUTO_RANGE, True
+    z = categorical.support(v_min, v_max, num_atoms, device)
+    if not normalize_reward:
+        return z, None
+    return z, RewardScale.into(v_min, v_max, spec, gamma).to(device)

@@ -18,6 +18,7 @@ from fleetfoot.recipes import (
     fast_td3,
     flash_sac,
     gorila_dqn,
+    ppo,
     pql,
     robot,
     sac,
@@ -42,6 +43,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **brc.RECIPES,
     **sac.RECIPES,
     **vpl.RECIPES,
+    **ppo.RECIPES,
 }
 
 

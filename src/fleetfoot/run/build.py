@@ -18,10 +18,12 @@ from fleetfoot.envs.vec_env import VecEnv, closed_on_error
 from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.rollouts import Rollouts
 from fleetfoot.run.journal import Journal, State, fitting
 from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
@@ -35,6 +37,8 @@ from fleetfoot.run.sharded import (
 )
 from fleetfoot.system import usable_cores
 
+NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
+
 
 @dataclass(kw_only=True)
 class Parts:
@@ -47,7 +51,7 @@ class Parts:
     obs: Obs  # the first to act on
     agent: Agent
     explorer: Explorer
-    replay: Replay
+    replay: Replay | Rollouts
     pace: Pace
     episodes: EpisodeStats
     evaluator: Evaluator | None = None  # only on the first rank
@@ -90,11 +94,17 @@ class Parts:
 
     def _diagnose(self, agent: CanDiagnose, vec_steps: int) -> dict[str, float]:
         """The vec steps are the seed of the rows examined: no draw of the replay's own is used."""
+        assert isinstance(self.replay, Replay)  # no on-policy agent is diagnosable
         rows = self.replay.sample_apart(self.share.batch_size, seed=vec_steps)
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
-        diagnosis = agent.diagnose(rows._replace(held_out=None), held_out)
+        rows = rows._replace(held_out=None)
+        diagnosis = agent.diagnose(rows, held_out)
+        newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
+        for name, value in agent.diagnose(rows, newest).items():
+            if name.startswith("overfitting"):
+                diagnosis[f"newest_{name}"] = value
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -103,7 +113,9 @@ class Parts:
             "env": self.env.state_dict(),
             "episodes": self.episodes.state_dict(),
         }
-        if with_replay:
+        if with_replay or isinstance(
+            self.replay, Rollouts
+        ):  # a rollout is small, and cannot be made again
             state["replay"] = self.replay.state_dict()
         if not self.ranks.first:
             return state | {"generators": generator_states(self.agent)}
@@ -124,6 +136,8 @@ class Parts:
         if "replay" in state:
             self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
             self.owed = state["owed"] if self.replay.size else 0
+        elif isinstance(self.replay, Rollouts):  # the rollout begins anew
+            self.pace.vec_steps -= self.pace.vec_steps % self.replay.cfg.length
         else:  # it has to fill again first
             self.pace.hold(self.recipe.pace.warmup_vec_steps)
         if "generators" in state:
@@ -158,7 +172,7 @@ def build_parts(
     ranks: Ranks = ALONE,
     *,
     env_device: torch.device | None = None,
-    make_replay: Callable[[EnvSpec], Replay] | None = None,
+    make_replay: Callable[[EnvSpec], Replay | Rollouts] | None = None,
 ) -> Parts:
     """`env_device`: where the environments put their observations, if not on the device of the agent; `make_replay`:
     builds the replay, if the recipe alone does not say how."""
@@ -167,7 +181,8 @@ def build_parts(
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # the current streams are those of this device
     torch.set_num_threads(share.threads or usable_cores())
-    env = recipe.env.build(share.num_envs, seeds.env, env_device or device)
+    place = env_device or device
+    env = build_env(recipe.env, share.num_envs, seeds.env, place, recipe.env_timeout)
     with closed_on_error(env):
         make_replay = make_replay or partial(
             share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
@@ -222,7 +237,9 @@ def open_run(
                     journal.load_state_dict(state)
             if ranks.first:
                 seed = recipe.seeds().evaluation
-                parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
+                parts.evaluator = Evaluator(
+                    recipe.env, recipe.evaluation, seed, parts.device, recipe.env_timeout
+                )
             journal.open(parts.env.spec, resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts

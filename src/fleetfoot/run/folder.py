@@ -37,6 +37,7 @@ RESUMABLE = (
     "evaluation",
     "device",
     "threads",
+    "env_timeout",
     "execution",
     "precision",
 )
@@ -124,7 +125,9 @@ def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
     path = run_of(folder) / "recipe.json"
     if not path.is_file():
-        inside = next((f"; its seeds are, {each} for one" for each in _inside(folder)), "")
+        inside = next(
+            (f"; its seeds are, {seed_folder} for one" for seed_folder in _inside(folder)), ""
+        )
         raise UserError(f"{folder} is no run folder: it has no recipe.json{inside}.")
     load_own_parts()
     try:

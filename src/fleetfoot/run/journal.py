@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.checkpoint import Checkpoint
+from fleetfoot.checkpoint import Checkpoint, pack
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
-from fleetfoot.errors import UserError
-from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Sink, added
+from fleetfoot.errors import Halted, UserError
+from fleetfoot.log import EVAL_RETURN, ClippingNotice, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
@@ -88,12 +88,17 @@ class Journal:
                 resumed=self.counters() if resumed else None,
                 best=None if math.isnan(self.best_return) else self.best_return,
             )
-            self.log.sinks += sinks
+            self.log.sinks += (*sinks, *self._clipping_notice())
         else:
             self.log = Log([], every_vec_steps=self.recipe.log.every_vec_steps)
         if self.ranks.world > 1:
             self.log.merge = lambda totals: added(self.ranks.gather_json(totals))
         self.clock.restart(self.clock.before)  # building the run was not training
+
+    def _clipping_notice(self) -> tuple[Sink, ...]:
+        """For agents whose value range somebody chose."""
+        v_min, v_max = (getattr(self.recipe.agent, name, "auto") for name in ("v_min", "v_max"))
+        return () if "auto" in (v_min, v_max) else (ClippingNotice(v_min, v_max),)
 
     @property
     def finished(self) -> bool:
@@ -237,6 +242,29 @@ class Journal:
                 self.log.flush(self.counters())
             self.save(subject)
 
+    @contextmanager
+    def rescuing(self, subject: Subject, asked: Callable[[], bool]) -> Iterator[None]:
+        """Around a training loop. What ends it from outside (`Halted`) costs nothing that was learned: the state is
+        saved, if it is finite. `asked`: was the run told to stop?"""
+        try:
+            yield
+        except Halted as error:
+            done = self._rescue(subject)
+            if not asked():  # else an environment hung when the run was told to stop
+                raise Halted(f"{str(error).rstrip('.')}; {done}.") from error
+
+    def _rescue(self, subject: Subject) -> str:
+        if self.ranks.world > 1:
+            return "the last checkpoint is kept"  # other ranks are elsewhere, and cannot save
+        if not self.updates:
+            return "nothing was learned yet"
+        try:
+            check_finite(subject.agent.state_dict())
+            self.save_interrupted(subject)
+        except UserError as error:
+            return f"its state was not saved ({error})"
+        return f"saved after {self.vec_steps:,} vec steps, fleetfoot resume {self.folder} goes on"
+
     def state(self, subject: Subject, *, with_replay: bool) -> State:
         """The state of the whole run."""
         return subject.state_dict(with_replay=with_replay) | {
@@ -265,6 +293,13 @@ class Journal:
 
     def close(self) -> None:
         self.log.close()
+
+
+def check_finite(state: Any) -> None:
+    """UserError where a tensor of this tree is NaN or infinite."""
+    for name, tensor in pack(state)[0].items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{name} is NaN or infinite")
 
 
 def step_metrics(fresh: Transition) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ The model is MJCF. Everything a task reads is a sensor, because sensors are what
 | `torque` | U | the force of every actuator |
 
 Sensors of the MJCF are found by their own names. As in MuJoCo, positions and velocities of the joints are those of the
-end of a control step, and sensors are one timestep older. Above 300 lines: what MJCF may lack is said in one line each.
+end of a control step, and sensors are one timestep older.
 """
 
 from __future__ import annotations

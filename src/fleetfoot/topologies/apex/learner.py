@@ -57,7 +57,8 @@ class Learner:
             with ExitStack() as stack:
                 self._build(stack, resumed, restarted)
                 self.built = True
-                self.cfg.learn(self)
+                with self.journal.rescuing(self, lambda: self.stop_requested):
+                    self.cfg.learn(self)
                 if not self.journal.finished:
                     self.journal.save_interrupted(self)
                 return self.journal.result(self.agent.policy.to("cpu"))
@@ -77,7 +78,7 @@ class Learner:
         stack.callback(self.evaluations.close)
         self.spec = self.fleet.start()
         self.agent: Agent = recipe.build_agent(self.spec, device)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,

@@ -22,6 +22,7 @@ from fleetfoot.envs.vec_env import closed_on_error
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.execution import RECORDING, Half, make_learner
 from fleetfoot.explore import check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Seeds
@@ -126,7 +127,7 @@ class Actor(Stage):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         seeds = self.seeds_of(recipe, setup)
-        self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        self.env = build_env(recipe.env, recipe.num_envs, seeds.env, device, recipe.env_timeout)
         with closed_on_error(self.env):
             obs = self.env.reset()
             super().__init__(recipe, device, setup._replace(spec=self.env.spec))
@@ -135,7 +136,11 @@ class Actor(Stage):
             self.explorer.skip(setup.vec_steps)
             self.episodes = EpisodeStats(recipe.num_envs, device)
             self.evaluator = Evaluator(
-                recipe.env, recipe.evaluation, recipe.seeds().evaluation, device
+                recipe.env,
+                recipe.evaluation,
+                recipe.seeds().evaluation,
+                device,
+                recipe.env_timeout,
             )
             self.first = True
             self._act_on(obs)
@@ -243,7 +248,7 @@ class CriticLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,
@@ -272,12 +277,14 @@ class PolicyLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        Observations.check_fit(recipe.replay, self.spec, device)
+        Observations.check_fit(recipe.off_policy_replay(), self.spec, device)
         seed = recipe.seeds().replay + (not setup.same_rows)
-        self.observations = Observations(recipe.replay, self.spec, seed=seed, device=device)
+        self.observations = Observations(
+            recipe.off_policy_replay(), self.spec, seed=seed, device=device
+        )
         self._learns_from(self.observations)
         if device.type == "cpu":
-            self.bytes_to_fill = Observations.bytes(recipe.replay, self.spec)
+            self.bytes_to_fill = Observations.bytes(recipe.off_policy_replay(), self.spec)
 
     @staticmethod
     def select(fresh: Transition) -> Obs:
