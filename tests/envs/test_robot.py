@@ -271,8 +271,9 @@ def test_descriptions_tell_what_a_real_robot_needs() -> None:
     [
         ({"robot": "go2"}, "no robot 'go2'. Did you mean go1"),
         ({"reward": ("lin_vel=1",)}, "no reward term 'lin_vel'"),
-        ({"reward": ("energy",)}, "name=weight"),
-        ({"execution": "recorded"}, "need the engine 'warp' on a GPU"),
+        ({"reward": ("energy",)}, "name=number"),
+        ({"conditions": ConditionsConfig(noise_of=("nose=1",))}, "does not observe 'nose'"),
+        ({"execution": "recorded"}, "needs the engine 'warp' on a GPU"),
     ],
 )
 def test_mistakes_are_one_line(fields: dict[str, object], message: str) -> None:

@@ -9,10 +9,9 @@ import torch
 
 from fleetfoot.config import at_least, part
 from fleetfoot.envs.robot import robots, terms
-from fleetfoot.envs.robot.conditions import ConditionsConfig
+from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.env import EngineName, Execution, PhysicsConfig, RobotEnv
 from fleetfoot.envs.robot.joystick import Joystick
-from fleetfoot.errors import UserError
 
 # Timestep of the physics (s) and timesteps per control step of 0.02 s.
 PHYSICS = {
@@ -47,9 +46,8 @@ class RobotConfig:
     curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
     conditions: ConditionsConfig = ConditionsConfig()
     execution: Execution = "auto"  # of the vec step on a GPU; auto: recorded
-    deterministic: bool = (
-        False  # on a GPU: the same bits from the same seed, at several times the cost
-    )
+    # On a GPU: the same bits from the same seed. It cannot be recorded, and is much slower.
+    deterministic: bool = False
     render_width: int = 640
     render_height: int = 480
 
@@ -103,11 +101,4 @@ class RobotConfig:
         )
 
     def _weights(self) -> dict[str, float]:
-        found = {}
-        for given in self.reward:
-            name, _, value = given.partition("=")
-            try:
-                found[name] = float(value)
-            except ValueError:
-                raise UserError(f"env.reward {given!r} must read name=weight.") from None
-        return found
+        return by_name("env.reward", self.reward)

@@ -26,7 +26,7 @@ from torch import Tensor
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.render import Renderer
-from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig
+from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig, by_name
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.engine import Engine, make_starts
 from fleetfoot.envs.robot.frames import Frames
@@ -36,7 +36,7 @@ from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
 EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
-Execution: TypeAlias = Literal["auto", "eager", "recorded", "compiled"]
+Execution: TypeAlias = Literal["auto", "eager", "recorded"]
 FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
 LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
 
@@ -50,7 +50,8 @@ class PhysicsConfig:
     engine: EngineName = "auto"
     threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
     execution: Execution = "auto"
-    deterministic: bool = False  # on a GPU too the same seed gives the same bits; much slower
+    # On a GPU too the same seed gives the same bits. Warp cannot record that: vec steps are eager, and much slower.
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 0 or self.substeps < 1 or not self.timestep > 0.0:
@@ -114,7 +115,7 @@ class RobotEnv:
         self._renderer: Renderer | None = None
         self._allocate(num_envs, seed)
         self._lay_out(device)
-        self._run = self._make_run(physics.execution)
+        self._run = self._make_run()
 
     # -- memory
 
@@ -145,14 +146,16 @@ class RobotEnv:
         now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
         terms, extra = self.task.observe(now), self.task.privileged(now)
         self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
-        if unknown := set(self.task.noise) - set(terms):
+        self._widths = dict(self.task.noise) | by_name("noise_of", self.cfg.noise_of)
+        if unknown := set(self._widths) - set(terms):
             raise UserError(
-                f"{self.task.name} has noise for {sorted(unknown)[0]!r}, which it does not observe."
+                f"{self.task.name} does not observe {sorted(unknown)[0]!r}, for which there is noise; it observes "
+                f"{', '.join(terms)}."
             )
         noise = [
-            self.task.noise.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
+            self._widths.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
         ]
-        sensed = [name in self.task.noise for name, size in self.terms.items() for _ in range(size)]
+        sensed = [name in self._widths for name, size in self.terms.items() for _ in range(size)]
         self._noise = self.cfg.noise * torch.tensor(noise, device=self._home)
         self._noisy = bool((self._noise > 0).any())
         size = len(noise)
@@ -307,14 +310,25 @@ class RobotEnv:
             return actor, actor
         return actor, torch.cat([actor, *self.task.privileged(now).values()], 1)
 
-    def _make_run(self, execution: Execution) -> Callable[[], None]:
-        if execution not in ("auto", "eager") and not self._on_gpu:
-            raise UserError("recorded and compiled execution need the engine 'warp' on a GPU")
-        if execution == "eager" or not self._on_gpu:
+    def _make_run(self) -> Callable[[], None]:
+        execution, exact = self.physics.execution, self.physics.deterministic
+        if execution == "recorded" and (exact or not self._on_gpu):
+            raise UserError(
+                "recorded execution needs the engine 'warp' on a GPU, and excludes deterministic."
+            )
+        if execution == "eager" or exact or not self._on_gpu:
             return self._vec_step
         from fleetfoot.envs.robot.record import record
+        from fleetfoot.envs.robot.warp import WarpEngine
 
-        return record(self, compiled=execution == "compiled")
+        assert isinstance(self.engine, WarpEngine)
+        return record(self, self.engine)
+
+    def _forget(self) -> None:
+        """As if nothing had happened yet."""
+        self._episode.fill_(-1)
+        self._begun = False
+        self.engine.forget()
 
     def _vec_step(self) -> None:
         self._act()
@@ -447,7 +461,7 @@ class RobotEnv:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
-        noise = self.task.noise
+        noise = self._widths
         return {
             **self.built.describe(),
             "task": self.task.name,

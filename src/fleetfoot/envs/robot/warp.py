@@ -136,6 +136,10 @@ class WarpEngine:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
+    def forget(self) -> None:
+        self._overflow.zero_()
+        self._seen, self._calls = None, 0
+
     def state_dict(self) -> dict[str, Tensor]:
         state = {"qpos": self.qpos, "qvel": self.qvel, "warmstart": self._warmstart}
         return state | ({} if self._act is None else {"act": self._act})
