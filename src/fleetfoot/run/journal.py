@@ -97,8 +97,10 @@ class Journal:
 
     def _clipping_notice(self) -> tuple[Sink, ...]:
         """For agents whose value range somebody chose."""
-        v_min, v_max = (getattr(self.recipe.agent, name, "auto") for name in ("v_min", "v_max"))
-        return () if "auto" in (v_min, v_max) else (ClippingNotice(v_min, v_max),)
+        agent: Any = self.recipe.agent
+        if getattr(agent, "v_min", "auto") == "auto":
+            return ()
+        return (ClippingNotice(agent.v_min, agent.v_max),)
 
     @property
     def finished(self) -> bool:
