@@ -64,6 +64,11 @@ BENCHMARKS = {
         "studies.gorila_bundles:gorila_bundles",
         "Gorila: 1 to 4 bundles at equal work of each",
     ),
+    "wmpg": ("studies.wmpg:wmpg", "WMPG beside AC and MAC: real episodes until solved"),
+    "wmpg-variance": (
+        "studies.wmpg_variance:wmpg_variance",
+        "WMPG: variance of its gradient estimators with a perfect model",
+    ),
     "pql": ("studies.pql:pql_study", "PQL: the studies of its paper in small"),
     "reward-units": (
         "studies.reward_units:reward_units",

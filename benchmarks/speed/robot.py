@@ -6,8 +6,8 @@ On a GPU the bare physics is one CUDA graph of MuJoCo Warp's timesteps, nothing 
 
 from __future__ import annotations
 
+import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -30,52 +30,59 @@ def bench_robot(
     *,
     vec_steps: int = 50,
     check: bool = True,
-    ways: tuple[Literal["one", "three", "compiled"], ...] = ("one", "three", "compiled"),
     seed: int = 0,
     device: str = "auto",
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds per vec step of each robot, variant and size: bare physics, the environment, and their ratio.
 
-    `vec_steps` is the length of a turn. `ways` are those to record a vec step on a GPU: as one CUDA graph, as three, and
-    as one with the task compiled by torch. `check` compares recorded vec steps with eager ones first.
+    `vec_steps` is the length of a turn. `check`: on a GPU, recorded vec steps are compared with eager ones first, and a
+    difference beyond rounding is an error.
     """
     place = resolve_device(device)
-    if vec_steps < 1 or not robots or not sizes or min(sizes) < 1:
-        raise UserError("bench robot needs robots, sizes and vec_steps of at least 1.")
+    if vec_steps < 1 or not robots or not variants or not sizes or min(sizes) < 1:
+        raise UserError("bench robot needs robots, variants, sizes and vec_steps of at least 1.")
     result: dict[str, Any] = {"device": str(place)}
     if check and place.type == "cuda":
-        result["recorded_against_eager"] = []
-        for robot in robots:
-            result["recorded_against_eager"] += [
-                check_recorded(robot, place, way, seed) for way in ways
-            ]
-            yield result
+        result["recorded_against_eager"] = [check_recorded(name, place, seed) for name in robots]
+        yield result
     result["milliseconds_per_vec_step"] = []
     for robot in robots:
         for variant in variants:
             for size in sizes:
                 row = {"robot": robot, "variant": variant, "robots": size}
-                row |= measure(robot, variant, size, place, ways, vec_steps, seed)
+                row |= measure(robot, variant, size, place, vec_steps, seed)
                 result["milliseconds_per_vec_step"].append(row)
                 yield result
 
 
-def check_recorded(robot: str, device: torch.device, way: str, seed: int) -> dict[str, Any]:
-    """Largest differences after 1 and 25 vec steps between a recorded and an eager set, physics made deterministic."""
-    config = RobotConfig(robot=robot, engine="warp", deterministic=True, episode_length=20)
-    both = [build(config, "eager", 64, seed, device), build(config, way, 64, seed, device)]
+def check_recorded(robot: str, device: torch.device, seed: int) -> dict[str, Any]:
+    """Largest differences between a recorded and an eager set. UserError where they are more than rounding.
+
+    Sums of the physics have no fixed order on a GPU, so after the first vec step the two differ by rounding, and later
+    by more. Episodes are short, so that restarts are compared too: those are exact.
+    """
+    config = RobotConfig(robot=robot, engine="warp", episode_length=3)
+    both = [
+        dataclasses.replace(config, execution=way).build(64, seed, device)
+        for way in ("eager", "recorded")
+    ]
     obs = [env.reset() for env in both]
-    row: dict[str, Any] = {"robot": robot, "way": way, "reset": gap(obs[0].critic, obs[1].critic)}
+    row: dict[str, Any] = {"robot": robot, "reset": gap(obs[0].critic, obs[1].critic)}
     generator = torch.Generator(device).manual_seed(seed)
-    for t in range(25):
-        action = 2 * torch.rand(both[0]._given.shape, generator=generator, device=device) - 1
+    for t in range(1, 7):
+        action = 0.4 * torch.rand(both[0]._given.shape, generator=generator, device=device) - 0.2
         one, other = (env.step(action) for env in both)
-        if t in (0, 24):
-            row[f"obs_{t + 1}"] = gap(one.obs.critic, other.obs.critic)
-            row[f"reward_{t + 1}"] = gap(one.reward, other.reward)
-    row["ends_equal"] = bool((one.terminated == other.terminated).all())
+        alike = ~(one.terminated | one.truncated | other.terminated)
+        restarted = one.truncated & other.truncated
+        row[f"reward_{t}"] = gap(one.reward[alike], other.reward[alike])
+        row[f"obs_{t}"] = gap(one.next_obs.actor[alike], other.next_obs.actor[alike])
+        if bool(restarted.any()):
+            row[f"restart_{t}"] = gap(one.obs.critic[restarted], other.obs.critic[restarted])
     for env in both:
         env.close()
+    exact = [value for name, value in row.items() if name.startswith(("reset", "restart"))]
+    if max(exact) > 0.0 or row["reward_1"] > 1e-3 or row["obs_1"] > 0.1:
+        raise UserError(f"recorded vec steps of {robot} differ from eager ones: {row}")
     return row
 
 
@@ -84,41 +91,28 @@ def measure(
     variant: Literal["stock", "fast"],
     size: int,
     device: torch.device,
-    ways: tuple[str, ...],
     vec_steps: int,
     seed: int,
 ) -> dict[str, Any]:
     """One row of the table."""
-    on_gpu = device.type == "cuda"
-    config = RobotConfig(robot=robot, variant=variant, engine="warp" if on_gpu else "cpu")
-    row: dict[str, Any] = {}
-    for way in ways if on_gpu else ("eager",):
-        begin = time.perf_counter()
-        env = build(config, way, size, seed, device)
-        env.reset()
-        env.step(torch.zeros_like(env._given))
-        wait(device)
-        row[f"{way}_build_s"] = time.perf_counter() - begin
-        bare, whole = turns(env, vec_steps, device)
-        row.setdefault("physics", bare)
-        row |= {way: whole, f"{way}_ratio": whole / bare, f"{way}_host": host(env, device)}
-        row.setdefault("env_steps_per_second", 1000 * size / whole)
-        env.close()
+    engine: Literal["warp", "cpu"] = "warp" if device.type == "cuda" else "cpu"
+    begin = time.perf_counter()
+    env = RobotConfig(robot=robot, variant=variant, engine=engine).build(size, seed, device)
+    env.reset()
+    env.step(torch.zeros_like(env._given))
+    wait(device)
+    build = time.perf_counter() - begin
+    bare, whole = turns(env, vec_steps, device)
+    row = {
+        "physics": bare,
+        "vec_step": whole,
+        "ratio": whole / bare,
+        "host": host(env, device),
+        "env_steps_per_second": 1000 * size / whole,
+        "first_step_after_s": build,
+    }
+    env.close()
     return row
-
-
-def build(config: RobotConfig, way: str, size: int, seed: int, device: torch.device) -> RobotEnv:
-    """A set whose vec step runs in this way: eager, one, three or compiled."""
-    import dataclasses
-
-    from fleetfoot.envs.robot.record import record
-
-    env = dataclasses.replace(config, execution="eager").build(size, seed, device)
-    if way != "eager":
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            env._run = record(env, compiled=way == "compiled", one_graph=way != "three")
-    return env
 
 
 def turns(env: RobotEnv, vec_steps: int, device: torch.device) -> tuple[float, float]:
@@ -168,4 +162,4 @@ def host(env: RobotEnv, device: torch.device) -> float:
 
 
 def gap(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max())
+    return float((one - other).abs().max()) if one.numel() else 0.0

@@ -5,7 +5,6 @@ observations, reward terms and ends. Needs Playground, and its robots in FLEETFO
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import mujoco

@@ -75,7 +75,9 @@ def test_sizes_get_a_term_of_their_own() -> None:
     assert law.d == pytest.approx(planted.d, rel=0.1)
     assert law.a == pytest.approx(planted.a, rel=0.1)
     planted_term = planted.unit * np.log(5) * planted.n**planted.d  # of the highest score, 800
-    assert law.scale * law.n**law.d == pytest.approx(planted_term, rel=0.5)  # n to the power of d: steep in d
+    assert law.scale * law.n**law.d == pytest.approx(
+        planted_term, rel=0.5
+    )  # n to the power of d: steep in d
     assert {one.params for one in made.optima} <= set(map(float, sizes))
     assert "Best size of the critic" in report.page(made)
 

@@ -27,7 +27,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("sklearn")
 
 RATIOS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
-DMC_TASKS = "cartpole cheetah dog-stand finger humanoid-stand quadruped walker".split()
+DMC_TASKS = ["cartpole", "cheetah", "dog-stand", "finger", "humanoid-stand", "quadruped", "walker"]
 PUBLISHED = {  # suite -> slope and value at ratio 1 of (learning rate, batch size)
     "dmc": (
         (

@@ -130,6 +130,7 @@ def extras() -> list[Finding]:
     optional = [
         ("Atari games", "ale-py", "atari"),
         ("EnvPool", "envpool", "envpool"),
+        ("robots on a GPU", "mujoco-warp", "warp"),
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),

@@ -71,8 +71,8 @@ class Draw:
 
 
 def keys_of(key: Tensor, episode: Tensor, step: Tensor | int) -> Tensor:
-    """The key [N] of one step of one episode of each environment."""
-    return mix(mix(key ^ mix(episode)) + step)
+    """The key [N] of one step (below 2^24) of one episode of each environment."""
+    return mix(key ^ (episode * 2**24 + step))
 
 
 def _pairs(key: Tensor, begin: int, count: int) -> Tensor:

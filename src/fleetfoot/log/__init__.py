@@ -82,7 +82,9 @@ class LogConfig:
             )
         sinks: list[Sink] = [lines]
         if self.wandb_project:  # before those that open files: it is the one that may be missing
-            wandb = WandB(self.wandb_project, folder, config=recipe_json)  # asked for: it must start
+            wandb = WandB(
+                self.wandb_project, folder, config=recipe_json
+            )  # asked for: it must start
             sinks.append(Dispensable("WandB", lambda: wandb))
         if self.tensorboard:
             events = folder / "tensorboard"

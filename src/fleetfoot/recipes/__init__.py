@@ -24,6 +24,7 @@ from fleetfoot.recipes import (
     robot,
     sac,
     vpl,
+    wmpg,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -44,6 +45,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **brc.RECIPES,
     **sac.RECIPES,
     **vpl.RECIPES,
+    **wmpg.RECIPES,
     **ppo.RECIPES,
     **daa.RECIPES,
 }

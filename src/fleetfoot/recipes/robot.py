@@ -24,13 +24,18 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 def go1() -> Recipe:
     """Unitree Go1 on a few CPU cores: small networks and batches, few robots."""
     total_vec_steps = 4_000
-    optim = AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.01)
+    optim = AdamWConfig(lr=5e-4, lr_end=2e-4, weight_decay=0.01)
     return Recipe(
         name="fast_td3/go1",
-        env=RobotConfig(robot="go1", engine="cpu"),
+        env=RobotConfig(
+            robot="go1",
+            engine="cpu",
+            clip_reward=False,
+            reward=("tracking_lin_vel=2", "tracking_ang_vel=1", "feet_clearance=-0.5", "pose=1"),
+        ),
         agent=FastTD3Config(
-            v_min=-0.5,
-            v_max=2.0,
+            v_min=-2.0,
+            v_max=3.0,
             num_atoms=51,
             tau=0.02,
             policy_noise=0.1,
@@ -40,15 +45,15 @@ def go1() -> Recipe:
             policy_optim=optim,
             critic_optim=optim,
         ),
-        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.5),
+        explorer=NoiseLadderConfig(std_min=0.05, std_max=0.4),
         replay=ReplayConfig(capacity=1_000_000, n_step=3),
-        pace=PaceConfig(updates_per_vec_step=6.0, warmup_vec_steps=20),
+        pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=20),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=total_vec_steps // 8, episodes=32),
         log=LogConfig(every_vec_steps=100),
         checkpoint=CheckpointConfig(every_vec_steps=total_vec_steps // 4),
-        num_envs=96,
-        batch_size=512,
+        num_envs=64,
+        batch_size=256,
         total_vec_steps=total_vec_steps,
         gamma=0.97,
         device="cpu",

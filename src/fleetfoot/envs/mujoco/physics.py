@@ -93,8 +93,8 @@ class Simulation:
     ) -> None:
         """`vary(own, i)` may change the numbers (not the sizes) of environment i's own copy of the model.
 
-        `warm`: the solver begins each control step with the last acceleration. With the Euler integrator and no implicit
-        damping that is exactly what MuJoCo does; it counts where the solver stops before it has converged.
+        `warm`: the solver begins each control step with the last acceleration. With the Euler integrator and no
+        implicit damping that is exactly what MuJoCo does; it counts where the solver stops before it has converged.
         """
         self.model = model
         self.num_envs, self.frame_skip = num_envs, frame_skip

@@ -26,9 +26,10 @@ class ConditionsConfig:
     """What makes a simulated robot more like a real one."""
 
     noise: float = 1.0  # factor on the noise of the task's observations; 0: none
-    history: int = (
-        1  # observations the policy sees: the newest and those before it, the oldest first
-    )
+    noise_of: tuple[
+        str, ...
+    ] = ()  # other widths for some observations: "gyro=0.1" is uniform within 0.1
+    history: int = 1  # observations the policy sees: the newest and some before it, oldest first
     # Actions and observations arrive late by up to so many control steps, drawn for each episode.
     action_delay: int = 0
     obs_delay: int = 0
@@ -38,6 +39,7 @@ class ConditionsConfig:
     randomise: RandomiseConfig = RandomiseConfig()
 
     def __post_init__(self) -> None:
+        by_name("env.conditions.noise_of", self.noise_of)
         at_least(self, "env.conditions", noise=0.0, history=1, action_delay=0, obs_delay=0)
         for name in ("push_speed", "push_seconds"):
             bounds = getattr(self, name)
@@ -50,7 +52,19 @@ class ConditionsConfig:
 
     def for_evaluation(self) -> ConditionsConfig:
         """Senses as in training (noise, history); no pushes, no delays, all robots alike."""
-        return ConditionsConfig(noise=self.noise, history=self.history)
+        return ConditionsConfig(noise=self.noise, noise_of=self.noise_of, history=self.history)
+
+
+def by_name(field: str, given: tuple[str, ...]) -> dict[str, float]:
+    """Entries "name=number" as a dictionary."""
+    found = {}
+    for entry in given:
+        name, _, value = entry.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UserError(f"{field} {entry!r} must read name=number.") from None
+    return found
 
 
 class Conditions:

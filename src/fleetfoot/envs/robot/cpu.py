@@ -62,6 +62,9 @@ class CpuEngine:
     def check(self) -> None:
         """MuJoCo on a CPU grows its memory as it needs."""
 
+    def forget(self) -> None:
+        pass
+
     def state_dict(self) -> dict[str, Tensor]:
         return {
             "physics": torch.from_numpy(self.sim.state.copy()),

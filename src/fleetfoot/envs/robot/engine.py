@@ -50,6 +50,10 @@ class Engine(Protocol):
         """UserError where the physics has run out of room since the last call. Must not wait for a device."""
         ...
 
+    def forget(self) -> None:
+        """Forget what `check` would complain of."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]: ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
@@ -82,7 +86,7 @@ def make_starts(robot: Built, task: Task, seed: int, count: int = START_STATES) 
     for i in range(count):
         mujoco.mj_resetData(robot.model, data)
         data.qpos[:], data.qvel[:] = qpos[i], qvel[i]
-        data.ctrl[:] = data.qpos[robot.q]  # servos at rest
+        data.ctrl[:] = np.where(robot.servo, data.qpos[robot.q], 0.0)  # at rest
         mujoco.mj_forward(robot.model, data)
         sensor[i] = data.sensordata
     return Starts(qpos, qvel, sensor)

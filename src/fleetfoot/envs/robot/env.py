@@ -14,6 +14,8 @@ share the layout of the packed state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +26,7 @@ from torch import Tensor
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.render import Renderer
-from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig
+from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig, by_name
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.engine import Engine, make_starts
 from fleetfoot.envs.robot.frames import Frames
@@ -34,17 +36,30 @@ from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
 EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
-Execution: TypeAlias = Literal["auto", "eager", "recorded", "compiled"]
+Execution: TypeAlias = Literal["auto", "eager", "recorded"]
 FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
 LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
 
 
-class RobotEnv:
-    """N robots (`VecEnv`).
+@dataclass(frozen=True, kw_only=True)
+class PhysicsConfig:
+    """How the physics is computed. A control step is `substeps` of `timestep` seconds."""
 
-    `timestep` and `substeps` are of the physics: a control step is their product. `deterministic`: on a GPU too the same
-    seed gives the same bits; much slower.
-    """
+    timestep: float = 0.004
+    substeps: int = 5
+    engine: EngineName = "auto"
+    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
+    execution: Execution = "auto"
+    # On a GPU too the same seed gives the same bits. Warp cannot record that: vec steps are eager, and much slower.
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads < 0 or self.substeps < 1 or not self.timestep > 0.0:
+            raise UserError("threads must be 0 or more, substeps at least 1, timestep above 0.")
+
+
+class RobotEnv:
+    """N robots (`VecEnv`)."""
 
     def __init__(
         self,
@@ -54,53 +69,53 @@ class RobotEnv:
         seed: int,
         device: torch.device | str = "cpu",
         *,
-        timestep: float = 0.004,
-        substeps: int = 5,
-        engine: EngineName = "auto",
+        physics: PhysicsConfig | None = None,
         conditions: ConditionsConfig | None = None,
-        threads: int = 0,
-        execution: Execution = "auto",
-        deterministic: bool = False,
         render_size: tuple[int, int] = (640, 480),
     ) -> None:
         if num_envs < 1:
             raise UserError(f"num_envs must be at least 1, not {num_envs}")
-        if threads < 0 or substeps < 1 or not timestep > 0.0:
-            raise UserError("threads must be 0 or more, substeps at least 1 and timestep above 0")
+        physics = physics or PhysicsConfig()
         device, cfg = torch.device(device), conditions or ConditionsConfig()
         self.robot, self.task, self.cfg, self._seed = robot, task, cfg, seed
-        self.built = robot.build(timestep)
-        self.dt = timestep * substeps
-        self._timing = (timestep, substeps)
-        on_gpu = engine == "warp" or (engine == "auto" and device.type == "cuda")
+        self.built, self.physics = robot.build(physics.timestep), physics
+        self.dt = physics.timestep * physics.substeps
+        on_gpu = physics.engine == "warp" or (physics.engine == "auto" and device.type == "cuda")
         home = device if on_gpu else torch.device("cpu")  # where the task is computed
         task.bind(self.built, self.dt, home)
         starts = make_starts(self.built, task, seed)
-        randomiser = (
-            Randomiser(cfg.randomise, self.built, num_envs, seed)
-            if cfg.randomise.anything
-            else None
-        )
+        varied = cfg.randomise.anything
+        randomiser = Randomiser(cfg.randomise, self.built, num_envs, seed) if varied else None
         self.engine: Engine
         if on_gpu:
             from fleetfoot.envs.robot.warp import WarpEngine
 
             self.engine = WarpEngine(
-                self.built, num_envs, substeps, starts, home, randomiser, deterministic
+                self.built,
+                num_envs,
+                physics.substeps,
+                starts,
+                home,
+                randomiser,
+                physics.deterministic,
             )
         else:
-            self.engine = CpuEngine(self.built, num_envs, substeps, starts, threads, randomiser)
+            self.engine = CpuEngine(
+                self.built, num_envs, physics.substeps, starts, physics.threads, randomiser
+            )
         self._starts = starts.on(home)
         self._home, self._on_gpu = home, home.type == "cuda"
         self._conditions = Conditions(cfg, self.built.num_joints, self.dt)
         self._q, self._v = (_columns(wanted, home) for wanted in (self.built.q, self.built.v))
-        self._pose = task.pose
-        self._scale = torch.tensor(self.built.scale.copy(), dtype=torch.float32, device=home)
+        self._offset, self._scale = (
+            torch.tensor(rows.copy(), dtype=torch.float32, device=home)
+            for rows in (self.built.offset, self.built.scale)
+        )
         self._look_size = render_size
         self._renderer: Renderer | None = None
         self._allocate(num_envs, seed)
         self._lay_out(device)
-        self._run = self._make_run(execution)
+        self._run = self._make_run()
 
     # -- memory
 
@@ -131,14 +146,16 @@ class RobotEnv:
         now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
         terms, extra = self.task.observe(now), self.task.privileged(now)
         self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
-        if unknown := set(self.task.noise) - set(terms):
+        self._widths = dict(self.task.noise) | by_name("noise_of", self.cfg.noise_of)
+        if unknown := set(self._widths) - set(terms):
             raise UserError(
-                f"{self.task.name} has noise for {sorted(unknown)[0]!r}, which it does not observe."
+                f"{self.task.name} does not observe {sorted(unknown)[0]!r}, for which there is noise; it observes "
+                f"{', '.join(terms)}."
             )
         noise = [
-            self.task.noise.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
+            self._widths.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
         ]
-        sensed = [name in self.task.noise for name, size in self.terms.items() for _ in range(size)]
+        sensed = [name in self._widths for name, size in self.terms.items() for _ in range(size)]
         self._noise = self.cfg.noise * torch.tensor(noise, device=self._home)
         self._noisy = bool((self._noise > 0).any())
         size = len(noise)
@@ -190,7 +207,7 @@ class RobotEnv:
         executed, changed = self._conditions.act(self._action, self._state)
         for name, value in changed.items():
             self._state[name].copy_(value)
-        torch.addcmul(self._pose, executed, self._scale, out=self.engine.control)
+        torch.addcmul(self._offset, executed, self._scale, out=self.engine.control)
         if "push" in self._state:
             self.engine.kick(self._state["push"])
 
@@ -293,14 +310,25 @@ class RobotEnv:
             return actor, actor
         return actor, torch.cat([actor, *self.task.privileged(now).values()], 1)
 
-    def _make_run(self, execution: Execution) -> Any:
-        if execution not in ("auto", "eager") and not self._on_gpu:
-            raise UserError("recorded and compiled execution need the engine 'warp' on a GPU")
-        if execution == "eager" or not self._on_gpu:
+    def _make_run(self) -> Callable[[], None]:
+        execution, exact = self.physics.execution, self.physics.deterministic
+        if execution == "recorded" and (exact or not self._on_gpu):
+            raise UserError(
+                "recorded execution needs the engine 'warp' on a GPU, and excludes deterministic."
+            )
+        if execution == "eager" or exact or not self._on_gpu:
             return self._vec_step
         from fleetfoot.envs.robot.record import record
+        from fleetfoot.envs.robot.warp import WarpEngine
 
-        return record(self, compiled=execution == "compiled")
+        assert isinstance(self.engine, WarpEngine)
+        return record(self, self.engine)
+
+    def _forget(self) -> None:
+        """As if nothing had happened yet."""
+        self._episode.fill_(-1)
+        self._begun = False
+        self.engine.forget()
 
     def _vec_step(self) -> None:
         self._act()
@@ -420,7 +448,7 @@ class RobotEnv:
             )
         self._require_reset()
         if self._renderer is None:
-            looks = self.robot.build(self._timing[0], looks=True)
+            looks = self.robot.build(self.physics.timestep, looks=True)
             self._renderer = Renderer(looks.model, *self._look_size, self.robot.view)
         qpos, qvel = (t[index].double().cpu().numpy() for t in (self.engine.qpos, self.engine.qvel))
         return self._renderer.picture(qpos, qvel)
@@ -433,14 +461,13 @@ class RobotEnv:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
-        timestep, substeps = self._timing
-        noise = self.task.noise
+        noise = self._widths
         return {
             **self.built.describe(),
             "task": self.task.name,
             "control_hz": 1.0 / self.dt,
-            "timestep": timestep,
-            "substeps": substeps,
+            "timestep": self.physics.timestep,
+            "substeps": self.physics.substeps,
             "observation": [
                 {"name": name, "size": size, "noise": noise.get(name, 0.0), "sensed": name in noise}
                 for name, size in self.terms.items()

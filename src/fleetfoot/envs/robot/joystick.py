@@ -1,17 +1,19 @@
 """Joystick: follow a commanded velocity (forward, sideways, turning). One class for quadrupeds and humanoids.
 
-The tasks of the robots in the package have the numbers of MuJoCo Playground 0.2.0 (`_src/locomotion/*/joystick.py`), and
-with the *stock* physics they are equal to it: each term of the reward, and each observation without noise. What a robot is
-paid for is a table of terms by name, with a weight and a function each (`terms.py`).
+The tasks of the robots in the package have the numbers of MuJoCo Playground 0.2.0 (`_src/locomotion/*/joystick.py`).
+With the *stock* physics they are equal to it: each term of the reward, and each observation without noise. What a
+robot is paid for is a table of terms by name, with a weight and a function each (`terms.py`).
 
-Order inside a step, which shows in what is observed: physics, contacts and air time, observation, end, reward, then the
-phase of the gait, the last action and the command move on. So the observation after action a(t) holds a(t-1) as the last
-action, and the command and phase that the step began with.
+Order inside a step, which shows in what is observed: physics, contacts and air time, observation, end, reward, then
+the phase of the gait, the last action and the command move on. So the observation after action a(t) holds a(t-1) as the
+last action, and the command and phase that the step began with.
 
 Deviations from Playground:
 
 1. An episode begins with one of many start states that were made beforehand; command, gait and noise are drawn anew.
 2. Go1's pushes, where they are switched on, are changes of its velocity, as for the humanoids, and not a force.
+
+Above 300 lines: one task, whose methods share the layout of its state.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ class Commands:
     x: float  # m/s
     y: float  # m/s
     yaw: float  # rad/s
-    # "all": all three anew every 500 steps, or zero with one chance in ten. "each": after a time of 5 s in the mean, each
-    # with even odds; a new one is not zero with the chances `keep`.
+    # "all": all three anew every 500 steps, or zero with one chance in ten. "each": after a time of 5 s in the mean,
+    # each with even odds; a new one is not zero with the chances `keep`.
     change: Literal["all", "each"] = "all"
     keep: tuple[float, float, float] = (0.9, 0.25, 0.5)
 
@@ -187,12 +189,10 @@ class Joystick(Task):
         return {name: self._look(now, name) for name in self.spec.privileged}
 
     def _look(self, now: Now, name: str) -> Tensor:
-        if name in now.state:
-            return now.state[name]
-        if name in now.sensor:
-            return now.sensor[name]
-        looked: Tensor = getattr(self, f"_look_{name}")(now)
-        return looked
+        if (method := getattr(self, f"_look_{name}", None)) is not None:
+            looked: Tensor = method(now)
+            return looked
+        return now.state[name] if name in now.state else now.sensor[name]
 
     def _look_gravity(self, now: Now) -> Tensor:
         return -now.sensor["world_up"]
@@ -217,8 +217,9 @@ class Joystick(Task):
         return (now.sensor["foot_contact"] > 0).float()
 
     def _look_push(self, now: Now) -> Tensor:
-        """Playground's critic of Go1 sees the force of its pushes, which are off: zeros."""
-        return torch.zeros_like(now.qpos[:, :4])
+        """The push of this step. Playground's Go1 has four numbers for it, zero while there are none."""
+        none = torch.zeros_like(now.qpos[:, :4])
+        return torch.cat([now.state["push"], none[:, :2]], 1) if "push" in now.state else none
 
     def terminated(self, now: Now) -> Tensor:
         fallen = now.sensor[self.spec.up][:, 2] < 0.0

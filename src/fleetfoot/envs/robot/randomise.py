@@ -1,8 +1,8 @@
 """Robots that differ: friction, masses, centres of mass, gains and the like, drawn once for each robot.
 
-Robot i depends on (seed, i) alone, and is the same in both engines: numbers are drawn here, written into a copy of the
-MuJoCo model, and MuJoCo computes what follows from them (`mj_setConst`). The CPU engine keeps a model per robot; the GPU
-engine is given the rows of the fields that differ.
+Robot i depends on (seed, i) alone, and is the same in both engines: numbers are drawn here, written into a copy of
+the MuJoCo model, and MuJoCo computes what follows from them (`mj_setConst`). The CPU engine keeps a model per robot;
+the GPU engine is given the rows of the fields that differ.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ end of a control step, and sensors are one timestep older.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
@@ -36,6 +36,8 @@ from fleetfoot.errors import UserError
 
 Array = NDArray[np.float64]
 MODELS = Path(__file__).parent / "models"
+# Name, kind, kind and name of the object, and more.
+Sensor: TypeAlias = tuple[str, Any, Any, str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,9 @@ class Robot:
     action_scale: float | tuple[float, ...] = (
         0.5  # radians that an action of 1 is away from the standing pose
     )
-    standing: str = "home"  # the keyframe that holds the standing pose
+    standing: str = (
+        "home"  # the keyframe with the standing pose; a model without any stands as it is drawn
+    )
     imu: str = ""  # a site; none: no such sensors
     frames: Mapping[str, str] = field(default_factory=dict)  # further sites, by name
     feet: tuple[str, ...] = ()  # sites
@@ -83,7 +87,16 @@ class Built:
         self.qpos, self.pose = self._standing()
         ranges = model.jnt_range[[model.joint(name).id for name in self.names]]
         self.low, self.high = ranges[:, 0].copy(), ranges[:, 1].copy()
-        self.scale = np.broadcast_to(np.asarray(robot.action_scale, np.float64), self.pose.shape)
+        scale = np.asarray(robot.action_scale, np.float64)
+        if scale.shape not in ((), self.pose.shape):
+            raise UserError(
+                f"{robot.name} has {len(self.names)} actuators, and action_scale has {scale.size} numbers."
+            )
+        self.scale = np.broadcast_to(scale, self.pose.shape)
+        # What an action of 0 means: the standing pose for a position servo, nothing for any other actuator.
+        gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
+        self.servo = (gain != 0) & (bias == -gain)
+        self.offset = np.where(self.servo, self.pose, 0.0)
         self.free = bool(model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE)
         self.sensors = _sensor_slices(model)
 
@@ -117,6 +130,8 @@ class Built:
     def _standing(self) -> tuple[Array, Array]:
         """All coordinates of the standing pose, and those of the joints."""
         model, name = self.model, self.robot.standing
+        if model.nkey == 0:
+            return model.qpos0.copy(), model.qpos0[self.q]
         key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, name)
         if key < 0:
             known = ", ".join(model.key(i).name for i in range(model.nkey)) or "none"
@@ -174,56 +189,65 @@ def _tile_floor(spec: mujoco.MjSpec, floor: str) -> None:
 
 
 def _add_sensors(spec: mujoco.MjSpec, robot: Robot) -> None:
-    kind, thing = mujoco.mjtSensor, mujoco.mjtObj
-
-    def add(name: str, sensor: Any, obj: Any, objname: str, **more: Any) -> None:
-        spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
-
-    def site(name: str) -> Any:
-        found = next((one for one in spec.sites if one.name == name), None)
-        if found is None:
+    sites = {site.name: site for site in spec.sites}
+    for name in (robot.imu, *robot.frames.values(), *robot.feet):
+        if name and name not in sites:
             raise UserError(f"the model of {robot.name} has no site {name!r}.")
-        return found
-
-    if robot.imu:
-        site(robot.imu)
-        for name, sensor in (
-            ("gyro", kind.mjSENS_GYRO),
-            ("linvel", kind.mjSENS_VELOCIMETER),
-            ("accelerometer", kind.mjSENS_ACCELEROMETER),
-            ("up", kind.mjSENS_FRAMEZAXIS),
-            ("forward", kind.mjSENS_FRAMEXAXIS),
-            ("global_linvel", kind.mjSENS_FRAMELINVEL),
-            ("global_angvel", kind.mjSENS_FRAMEANGVEL),
-        ):
-            add(name, sensor, thing.mjOBJ_SITE, robot.imu)
-        # The world's z axis in the frame of the site; gravity is its opposite.
-        up = {"reftype": thing.mjOBJ_SITE, "refname": robot.imu}
-        add("world_up", kind.mjSENS_FRAMEZAXIS, thing.mjOBJ_BODY, "world", **up)
-    for name, frame in robot.frames.items():
-        site(frame)
-        add(f"up_{name}", kind.mjSENS_FRAMEZAXIS, thing.mjOBJ_SITE, frame)
-        add(f"global_angvel_{name}", kind.mjSENS_FRAMEANGVEL, thing.mjOBJ_SITE, frame)
-    feet = {foot: site(foot).parent.name for foot in robot.feet}
-    for i, foot in enumerate(feet):
-        add(f"foot_pos.{i}", kind.mjSENS_FRAMEPOS, thing.mjOBJ_SITE, foot)
-    for i, foot in enumerate(feet):
-        add(f"foot_vel.{i}", kind.mjSENS_FRAMELINVEL, thing.mjOBJ_SITE, foot)
-    for i, body in enumerate(feet.values()):
-        touch = {"reftype": thing.mjOBJ_GEOM, "refname": robot.floor, "intprm": _FOUND}
-        add(f"foot_contact.{i}", kind.mjSENS_CONTACT, thing.mjOBJ_BODY, body, **touch)
-    if robot.foot_forces:
-        for i, foot in enumerate(feet):
-            add(f"foot_force.{i}", kind.mjSENS_FORCE, thing.mjOBJ_SITE, foot)
-    for name, (one, other) in robot.touches.items():
-        touch = {"reftype": thing.mjOBJ_GEOM, "refname": other, "intprm": _FOUND}
-        add(f"touch_{name}", kind.mjSENS_CONTACT, thing.mjOBJ_GEOM, one, **touch)
+    kind, thing = mujoco.mjtSensor, mujoco.mjtObj
+    bodies = [sites[foot].parent.name for foot in robot.feet]
+    wanted = [*_frame_sensors(robot), *_foot_sensors(robot, bodies)]
+    wanted += [
+        (f"touch_{name}", kind.mjSENS_CONTACT, thing.mjOBJ_GEOM, one, _touching(other))
+        for name, (one, other) in robot.touches.items()
+    ]
     for i, actuator in enumerate(spec.actuators):
         actuator.name = actuator.name or f"actuator{i}"
-        add(f"torque.{i}", kind.mjSENS_ACTUATORFRC, thing.mjOBJ_ACTUATOR, actuator.name)
+        force = (f"torque.{i}", kind.mjSENS_ACTUATORFRC, thing.mjOBJ_ACTUATOR, actuator.name, {})
+        wanted.append(force)
+    for name, sensor, obj, objname, more in wanted:
+        spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
 
 
-_FOUND = [1, 1, 1]  # MJCF: data="found" reduce="mindist" num="1"
+def _frame_sensors(robot: Robot) -> Iterator[Sensor]:
+    kind, site = mujoco.mjtSensor, mujoco.mjtObj.mjOBJ_SITE
+    if robot.imu:
+        for name, sensor in _IMU.items():
+            yield name, sensor, site, robot.imu, {}
+        # The world's z axis in the frame of the site.
+        seen_from = {"reftype": site, "refname": robot.imu}
+        yield "world_up", kind.mjSENS_FRAMEZAXIS, mujoco.mjtObj.mjOBJ_BODY, "world", seen_from
+    for name, frame in robot.frames.items():
+        yield f"up_{name}", kind.mjSENS_FRAMEZAXIS, site, frame, {}
+        yield f"global_angvel_{name}", kind.mjSENS_FRAMEANGVEL, site, frame, {}
+
+
+def _foot_sensors(robot: Robot, bodies: list[str]) -> Iterator[Sensor]:
+    kind, thing = mujoco.mjtSensor, mujoco.mjtObj
+    wanted = {"foot_pos": kind.mjSENS_FRAMEPOS, "foot_vel": kind.mjSENS_FRAMELINVEL}
+    if robot.foot_forces:
+        wanted["foot_force"] = kind.mjSENS_FORCE
+    for name, sensor in wanted.items():
+        for i, foot in enumerate(robot.feet):
+            yield f"{name}.{i}", sensor, thing.mjOBJ_SITE, foot, {}
+    for i, body in enumerate(bodies):
+        touch = _touching(robot.floor)
+        yield f"foot_contact.{i}", kind.mjSENS_CONTACT, thing.mjOBJ_BODY, body, touch
+
+
+def _touching(geom: str) -> dict[str, Any]:
+    """MJCF: data="found" reduce="mindist" num="1"."""
+    return {"reftype": mujoco.mjtObj.mjOBJ_GEOM, "refname": geom, "intprm": [1, 1, 1]}
+
+
+_IMU = {
+    "gyro": mujoco.mjtSensor.mjSENS_GYRO,
+    "linvel": mujoco.mjtSensor.mjSENS_VELOCIMETER,
+    "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER,
+    "up": mujoco.mjtSensor.mjSENS_FRAMEZAXIS,
+    "forward": mujoco.mjtSensor.mjSENS_FRAMEXAXIS,
+    "global_linvel": mujoco.mjtSensor.mjSENS_FRAMELINVEL,
+    "global_angvel": mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
+}
 
 
 def _sensor_slices(model: mujoco.MjModel) -> dict[str, slice]:

@@ -1,10 +1,10 @@
 """Robots by the thousands: MuJoCo Warp, whose arrays are torch tensors here, without copies. float32.
 
-On a GPU the timesteps of one control step are some hundred launches; `record.py` makes one graph of them. On a CPU, where
-it serves tests, Warp records them as well (`recorded=True`).
+On a GPU the timesteps of one control step are some hundred launches; `record.py` makes one graph of them. On a CPU,
+where it serves tests, Warp can record them as well (`record`).
 
-Contacts of all robots lie in one list, and each robot has room for so many constraint rows. What does not fit is dropped
-in silence by the physics; a mask on the device remembers it, and `check` stops the run.
+Contacts of all robots lie in one list, and each robot has room for so many constraint rows. What does not fit is
+dropped in silence by the physics; a mask on the device remembers it, and `check` stops the run.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class WarpEngine:
         """The same as a part of what torch is recording on its current stream."""
         with (
             self._on_torch_stream(),
-            self.wp.ScopedCapture(device=str(self.device), external=True),
+            # Kernels are loaded already, and cannot be while torch records.
+            self.wp.ScopedCapture(device=str(self.device), force_module_load=False, external=True),
         ):
             self._substeps()
 
@@ -134,6 +135,10 @@ class WarpEngine:
         if self.device.type == "cuda":
             self._arrived = torch.cuda.Event()
             self._arrived.record()
+
+    def forget(self) -> None:
+        self._overflow.zero_()
+        self._seen, self._calls = None, 0
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"qpos": self.qpos, "qvel": self.qvel, "warmstart": self._warmstart}
