@@ -19,6 +19,7 @@ from fleetfoot.envs.robot import (
     RobotConfig,
     RobotEnv,
 )
+from fleetfoot.envs.robot.env import EngineName
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
@@ -64,8 +65,9 @@ def converging(robot: Robot, conditions: ConditionsConfig) -> tuple[RobotEnv, Ro
         text = re.sub(r' iterations="\d+" ls_iterations="5"', ' iterations="50"', file.read())
     assert 'iterations="50"' in text
     made = []
-    for engine in ("cpu", "warp"):
-        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)  # type: ignore[arg-type]
+    engines: tuple[EngineName, ...] = ("cpu", "warp")
+    for engine in engines:
+        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)
         task = Joystick(SPECS[robot.name])
         changed = dataclasses.replace(robot, model=text)
         env = RobotEnv(changed, task, 3, 0, CPU, physics=physics, conditions=conditions)

@@ -133,7 +133,7 @@ class WarpEngine:
         pinned.copy_((self._overflow & self._serious).amax()[None], non_blocking=True)
         self._seen = pinned
         if self.device.type == "cuda":
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
     def forget(self) -> None:
