@@ -82,7 +82,15 @@ RANDOMISED = ConditionsConfig(
 )
 
 
-@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED])
+BY_EPISODE = ConditionsConfig(
+    noise=0.0,
+    randomise=RandomiseConfig(
+        friction=(0.2, 1.0), kp=(0.8, 1.2), kd=(0.5, 1.0), strength=(0.5, 1.0), every_episode=True
+    ),
+)
+
+
+@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED, BY_EPISODE])
 def test_both_engines_agree_in_the_air(conditions: ConditionsConfig) -> None:
     cpu, warp = converging(T1, conditions)
     cpu.engine.sim.state[:, 3] += 1.0  # type: ignore[attr-defined]
