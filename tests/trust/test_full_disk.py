@@ -1,4 +1,4 @@
-"""A disk that is full or read-only, at any place: one line, and where it only concerns a side dish, training goes on."""
+"""A disk that is full or read-only, at any place: one line, and training goes on where it can."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forked import Child, command, preload
-from support.trust_recipes import EVALUATION, tiny
 
 from fleetfoot import UserError, checkpoint, train
 from fleetfoot.cli.main import main
 from fleetfoot.errors import Notice
 from fleetfoot.log import Counters, Log, TensorBoard
 from fleetfoot.log.console import Console
+from support.forked import Child, command, preload
+from support.trust_recipes import EVALUATION, tiny
 
 
 def failing(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def test_a_log_that_cannot_be_written_ends_in_one_line_and_saves(
         true_write(self, counters, metrics)
 
     monkeypatch.setattr(JsonLines, "write", write)
-    with pytest.raises(UserError, match="cannot write .*; saved after 15 vec steps"):
+    with pytest.raises(UserError, match=r"cannot write .*; saved after 15 vec steps"):
         train(tiny(evaluation=EVALUATION), tmp_path / "run")
     assert checkpoint.load(tmp_path / "run").step == 15
 

@@ -12,14 +12,15 @@ import dataclasses
 import importlib
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from fleetfoot.config import part
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Notice, UserError
 from fleetfoot.topologies.ray.workers import one_line
 
 GIB = 1024**3
@@ -36,6 +37,18 @@ class ClusterFields:
     max_restarts: int = 10
     """Workers that may die or fail before the run ends with an error. The count starts again at 0 when the learner is
     restarted or the run is resumed; losses of the learner itself are counted separately, to the same limit."""
+
+    def when_stored(self) -> Self:
+        """A stranger's run must not make this machine join a stranger's cluster."""
+        if not self.address:
+            return self
+        warnings.warn(
+            f"this run was made on the Ray cluster at {self.address:.80}; to join it again, repeat its address on the "
+            "command line",
+            Notice,
+            stacklevel=2,
+        )
+        return dataclasses.replace(self, address="")
 
 
 @part
