@@ -337,7 +337,7 @@ def test_a_migration_changes_recipe_and_sealed_recipe_alike(
 def test_a_newer_recipe_asks_for_an_upgrade(run: Path) -> None:
     table = json.loads((run / "recipe.json").read_text())
     write_text(run / "recipe.json", json.dumps(table | {"version": 99}))
-    with pytest.raises(UserError, match="has format 99, .* pip install --upgrade fleetfoot"):
+    with pytest.raises(UserError, match=r"has format 99, .* pip install --upgrade fleetfoot"):
         folders.read_recipe(run)
 
 

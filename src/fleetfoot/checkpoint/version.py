@@ -11,6 +11,7 @@ A format that changes what a recipe means gets a function in `MIGRATIONS`. One t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,6 +47,4 @@ def migrated(recipe: Json, version: Any, path: Path) -> Json:
 
 
 def library() -> str:
-    from fleetfoot import __version__  # not before the package is whole
-
-    return __version__
+    return str(sys.modules["fleetfoot"].__version__)

@@ -75,7 +75,8 @@ def read(folder: Path) -> Run:
     lines = read_lines(metrics) if metrics.exists() else []
     steps = max((line["vec_steps"] for line in lines), default=0)
     # Lines are in order even if the run was resumed from an earlier step: the log drops the lines after it.
-    lines = [line for line in lines if isinstance(line.get(EVAL_RETURN), (int, float))]
+    needed = {EVAL_RETURN, "env_steps", "train_seconds"}
+    lines = [line for line in lines if needed <= line.keys()]
 
     def column(name: str) -> Floats:
         return np.array([float(line[name]) for line in lines])

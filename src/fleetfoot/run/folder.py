@@ -158,9 +158,10 @@ def check_sealed(folder: Path | str, recipe: Recipe, which: Which = "last") -> N
     sealed = from_stored(sealed_recipe(folder, which=which), Path(folder))
     for path in differences(sealed, recipe):
         if not may_change(path):
+            now, then = look_up(recipe, path), look_up(sealed, path)
             raise UserError(
-                f"recipe.json of {run_of(folder)} is not that of its checkpoint: {path} is {look_up(recipe, path)!r:.80}, "
-                f"and was {look_up(sealed, path)!r:.80} when the checkpoint was made."
+                f"recipe.json of {run_of(folder)} is not that of its checkpoint: {path} is {now!r:.80}, and was "
+                f"{then!r:.80} when the checkpoint was made."
             )
 
 
