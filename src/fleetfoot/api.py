@@ -187,7 +187,7 @@ def _check_restart(folder: Path, restart: bool, delete_checkpoints: bool) -> Non
     if whole is not None and not (restart and delete_checkpoints):
         delete = "; --restart deletes it only together with --delete-checkpoints" if restart else ""
         raise UserError(
-            f"{folder} has lost its last.json, but {whole} is whole: fleetfoot resume {whole} goes on from it{delete}."
+            f"{folder} has no last.json, but {whole} is whole: fleetfoot resume {whole} goes on from it{delete}."
         )
     if not restart:
         raise UserError(
