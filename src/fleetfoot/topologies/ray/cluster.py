@@ -15,12 +15,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from fleetfoot.config import part
 from fleetfoot.errors import Notice, UserError
+from fleetfoot.topologies.ray import local
 from fleetfoot.topologies.ray.workers import one_line
 
 GIB = 1024**3
@@ -96,10 +98,15 @@ def load_ray() -> Any:
 
 @contextmanager
 def cluster(
-    cfg: ClusterFields, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
+    cfg: ClusterFields,
+    *,
+    cpus: float,
+    gpus: float,
+    here: tuple[float, float] = (0.0, 0.0),
+    folder: Path | None = None,
 ) -> Iterator[Any]:
     """The module `ray`, connected. `cpus` and `gpus`: what all processes of the run ask for together; `here`: the part
-    of it that must be on this machine.
+    of it that must be on this machine; `folder`: of the run, for the message if Ray dies.
 
     A Ray started here offers exactly that many cores, however many the machine has, so four actors also run on two
     cores. A Ray that this program is already connected to is used and left running.
@@ -117,21 +124,25 @@ def cluster(
         if cfg.address:
             ray.init(cfg.address, **quiet)
         else:
-            ray.init(
-                "local",
-                _node_ip_address="127.0.0.1",
-                include_dashboard=False,
-                num_cpus=math.ceil(cpus),
-                num_gpus=math.ceil(gpus),
-                object_store_memory=int(cfg.object_store_gib * GIB),
-                **quiet,
-            )
+            with local.own_groups():
+                ray.init(
+                    "local",
+                    _node_ip_address="127.0.0.1",
+                    include_dashboard=False,
+                    num_cpus=math.ceil(cpus),
+                    num_gpus=math.ceil(gpus),
+                    object_store_memory=int(cfg.object_store_gib * GIB),
+                    **quiet,
+                )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"connect to Ray at {cfg.address}" if cfg.address else "start Ray"
         raise UserError(f"cannot {where}: {one_line(error)}") from error
+    if not cfg.address:
+        with local.watched(ray, folder):
+            yield ray
+        return
     try:
-        if cfg.address:
-            check_room(ray, cpus, gpus)
+        check_room(ray, cpus, gpus)
         yield ray
     finally:
         ray.shutdown()
