@@ -255,6 +255,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another process is training in {folder}.") from None
+            for left in folder.glob(".*.partial*"):  # by a kill
+                left.unlink()
         yield
 
 

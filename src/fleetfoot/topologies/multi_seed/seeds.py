@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +22,8 @@ def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path
     """A folder with a recipe for every seed, all at once: whenever the run is killed, it goes on with every seed."""
     hidden = place.parent / f".{place.name}.{secrets.token_hex(6)}.partial"
     with writing(place):
+        for left in place.parent.glob(f".{glob.escape(place.name)}.*.partial"):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         for seed in seeds:
             folder = hidden / f"seed-{seed}"
             folder.mkdir(parents=True)
