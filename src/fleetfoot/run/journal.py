@@ -236,6 +236,8 @@ class Journal:
             subject.flush_counters(self.log)
             with self.ranks.raise_together(), contextlib.suppress(Halted):
                 self.log.flush(self.counters())  # where it cannot be written, the state perhaps can
+            with self.ranks.raise_together():
+                check_finite(subject.agent.state_dict())
             self.save(subject)
 
     @contextmanager
@@ -255,7 +257,6 @@ class Journal:
         if not self.updates:
             return "nothing was learned yet"
         try:
-            check_finite(subject.agent.state_dict())
             self.save_interrupted(subject)
         except UserError as error:
             return f"its state was not saved ({error})"
