@@ -194,20 +194,20 @@ def killed(number: int, place: Path) -> int:
 
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, made: Any, tmp_path: Path) -> None:
-    codes = [corruption(name, number, made, tmp_path) for number in range(12)]
+    codes = [corruption(name, number, made, tmp_path) for number in range(6)]
     assert 2 in codes
 
 
 def test_crafted_recipes(made: Any, tmp_path: Path) -> None:
-    assert 2 in [crafted_recipe(number, made, tmp_path) for number in range(40)]
+    assert 2 in [crafted_recipe(number, made, tmp_path) for number in range(20)]
 
 
 def test_crafted_checkpoints(made: Any, tmp_path: Path) -> None:
-    assert 2 in [crafted_checkpoint(number, made, tmp_path) for number in range(40)]
+    assert 2 in [crafted_checkpoint(number, made, tmp_path) for number in range(20)]
 
 
 def test_kills_at_file_operations(tmp_path: Path) -> None:
-    assert sum(killed(number, tmp_path) for number in range(8)) > 0
+    assert sum(killed(number, tmp_path) for number in range(4)) > 0
 
 
 PIECES = 10

@@ -29,7 +29,7 @@ def read_stored(path: Path, kind: str) -> dict[str, Any]:
     """The table without its header. UserError where it is damaged, or of a format that is not understood."""
     table = read_json(path)
     if not isinstance(table, dict):
-        raise UserError(f"{path} holds no {kind}")
+        raise UserError(f"{path} is not a {kind}")
     if "format" not in table and "digest" not in table:
         head, body = {"version": 1}, table  # the first format had no header
     else:
@@ -37,7 +37,7 @@ def read_stored(path: Path, kind: str) -> dict[str, Any]:
         body = {name: value for name, value in table.items() if name not in HEADER}
         digest = head.pop("digest")
         if head["format"] != f"fleetfoot {kind}":
-            raise UserError(f"{path} holds no {kind}")
+            raise UserError(f"{path} is not a {kind}")
         newer = type(head["version"]) is int and head["version"] > VERSION
         if not newer and digest != _digest(head | body):
             raise UserError(
