@@ -39,6 +39,10 @@ BENCHMARKS = {
     "atari": ("speed.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "envpool": ("speed.envpool:bench_envpool", "EnvPool: our adapter and the bare EnvPool"),
     "mjlab": ("speed.mjlab:bench_mjlab", "mjlab: our adapter and mjlab's own environment"),
+    "robot": (
+        "speed.robot:bench_robot",
+        "robots: the vec step beside the bare physics, and recorded against eager",
+    ),
     "playground-check": (
         "speed.playground_check:check_playground",
         "Playground on a GPU: contract, zero copies, final observations",
@@ -56,7 +60,16 @@ BENCHMARKS = {
         "studies.gorila_bundles:gorila_bundles",
         "Gorila: 1 to 4 bundles at equal work of each",
     ),
+    "wmpg": ("studies.wmpg:wmpg", "WMPG beside AC and MAC: real episodes until solved"),
+    "wmpg-variance": (
+        "studies.wmpg_variance:wmpg_variance",
+        "WMPG: variance of its gradient estimators with a perfect model",
+    ),
     "pql": ("studies.pql:pql_study", "PQL: the studies of its paper in small"),
+    "reward-units": (
+        "studies.reward_units:reward_units",
+        "learning with rewards in other units: multiplied, and shifted",
+    ),
     "split-learners": (
         "studies.split_learners:split_learners",
         "seconds to a return: split_learners, synchronous, overlap",

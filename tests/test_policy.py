@@ -39,7 +39,7 @@ def small(name: str, **changes: Any) -> Recipe:
         "threads": 1,
         "evaluation": replace(recipe.evaluation, episodes=2, every_vec_steps=0, max_vec_steps=20),
         "log": replace(recipe.log, every_vec_steps=10, console=False, tensorboard=False),
-        "replay": replace(recipe.replay, capacity=400),
+        "replay": replace(recipe.off_policy_replay(), capacity=400),
         "pace": replace(recipe.pace, warmup_vec_steps=10),
     }
     return replace(recipe, **(fields | changes))

@@ -21,6 +21,7 @@ from fleetfoot.data import Transition
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.errors import Halted, UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import Replay
 from fleetfoot.run.build import build_parts, open_run
 from fleetfoot.topologies import overlap as overlap_module
 from fleetfoot.topologies.overlap import TURN_SECONDS, vec_steps
@@ -83,6 +84,7 @@ def test_the_policy_is_one_vec_steps_updates_older_and_nothing_else_differs(
 
     run = build_parts(recipe)
     agent, replay, obs, owed = run.agent, run.replay, run.obs, 0
+    assert isinstance(replay, Replay)
 
     def learn() -> None:
         for _ in range(owed):

@@ -122,8 +122,8 @@ def _advice(folder: Path, broken: Path | None = None) -> str:
 
 def whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
     """The newest whole checkpoint in `folder`, not counting `broken`."""
-    found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    for path in sorted(found, key=lambda p: p.name.removeprefix("best-"), reverse=True):
+    paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    for path in sorted(paths, key=lambda p: p.name.removeprefix("best-"), reverse=True):
         if FOLDER_NAME.fullmatch(path.name) and path != broken:
             try:
                 return _read(path, with_replay=True).folder
@@ -197,9 +197,11 @@ def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
     try:
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         with open_plain(path, most=_memory()) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise UserError(f"{path} has {found:,} bytes instead of {size:,}: it is truncated")
+            actual_size = os.fstat(file.fileno()).st_size
+            if actual_size != size:
+                raise UserError(
+                    f"{path} has {actual_size:,} bytes instead of {size:,}: it is truncated"
+                )
             while chunk := file.read(1 << 22):
                 digest.update(chunk)
         if digest.hexdigest() != expected:

@@ -62,10 +62,10 @@ class Checkpoint:
         a run hold of their own, from rank 1 on, a file each. When the disk refuses: UserError,
         earlier checkpoints untouched.
         """
-        kept = state if self.replay else _lean(state)
+        saved_state = state if self.replay else _lean(state)
         with self._saving():
             about = {"step": step, "score": None}
-            newest = self._write(f"{step:09d}", kept, recipe_json, about, parts)
+            newest = self._write(f"{step:09d}", saved_state, recipe_json, about, parts)
             last = read_pointer(self.folder, "last")
             older = [last["folder"], *last["older"]][: self.keep - 1] if last else []
             self._point(
@@ -133,10 +133,12 @@ class Checkpoint:
         about: Json,
         parts: Iterable[dict[str, Any]],
     ) -> Path:
-        own = {"state": _lean(state)} | ({"replay": state["replay"]} if "replay" in state else {})
+        own_trees = {"state": _lean(state)} | (
+            {"replay": state["replay"]} if "replay" in state else {}
+        )
         needed = SLACK + sum(
             _bytes(tensor) * (state.get("world", 1) if key == "replay" else 1)  # each rank has one
-            for key, tree in own.items()
+            for key, tree in own_trees.items()
             for tensor in pack(tree)[0].values()
         )
         if needed > shutil.disk_usage(self.folder).free:
@@ -147,7 +149,7 @@ class Checkpoint:
         try:
             hidden.mkdir()
             others = ((f"rank-{rank}", part) for rank, part in enumerate(parts, start=1))
-            for key, tree in chain(own.items(), others):
+            for key, tree in chain(own_trees.items(), others):
                 tensors, trees[key] = pack(tree)
                 files[f"{key}.safetensors"] = write_tensors(hidden / f"{key}.safetensors", tensors)
             body = {
@@ -187,13 +189,11 @@ class Checkpoint:
         if not self.folder.is_dir() or self.folder.is_symlink():
             return
         last, best = read_pointer(self.folder, "last"), read_pointer(self.folder, "best")
-        kept = {name for p in (last, best) if p for name in (p["folder"], *p["older"])}
+        named = {name for p in (last, best) if p for name in (p["folder"], *p["older"])}
         for path in list(self.folder.iterdir()):
             pointer = best if path.name.startswith("best-") else last
-            if FOLDER_NAME.fullmatch(path.name) and path.name not in kept and pointer:
-                with contextlib.suppress(
-                    OSError
-                ):  # deleting is tidiness; a save must not fail by it
+            if FOLDER_NAME.fullmatch(path.name) and path.name not in named and pointer:
+                with contextlib.suppress(OSError):  # a save must not fail because of tidying up
                     # Renamed first, so that half a checkpoint never bears a real name.
                     path.rename(self.folder / f"{STALE}{path.name}-{secrets.token_hex(6)}")
         for path in self.folder.glob(f"{STALE}*"):

@@ -26,6 +26,10 @@ COMMANDS = {
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
     ),
+    "scale": (
+        "fleetfoot.cli.scale",
+        "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
+    ),
     "list": ("fleetfoot.cli.listing", "the recipes and the environments there are"),
     "doctor": (
         "fleetfoot.cli.doctor",

@@ -40,7 +40,8 @@ def run(args: list[str], imports: list[str]) -> int:
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
     check_either(args, "--replay.capacity", "--replay.capacity-gib")
-    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
+    fixed = ("name", *start.derived_fields())
+    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
     by_env = str(getattr(recipe.env, "id", "")).rpartition(":")[0]  # "module:Id-v0"
     needed = list(dict.fromkeys(filter(None, [*imports, module, by_env])))
     if options.seeds != 1:
@@ -60,9 +61,9 @@ def own_recipe(name: str) -> Recipe:
     module_name, _, attribute = name.partition(":")
     module = import_own(module_name)
     if not hasattr(module, attribute):
-        found = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
+        recipe_names = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
         raise UserError(
-            f"module {module_name} has no {attribute!r}; its recipes: {', '.join(found) or 'none'}."
+            f"module {module_name} has no {attribute!r}; its recipes: {', '.join(recipe_names) or 'none'}."
         )
     value = getattr(module, attribute)
     recipe = value() if callable(value) else value

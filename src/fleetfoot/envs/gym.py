@@ -41,8 +41,10 @@ class GymConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     id: str = "Pendulum-v1"
-    asynchronous: bool = False  # one process per copy: pays off where a single step is slow
+    asynchronous: bool = False
+    """One process per copy, which pays off where a single step is slow."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments for `gymnasium.make`."""
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> GymEnv:
         if num_envs < 1:

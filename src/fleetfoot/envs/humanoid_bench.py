@@ -62,8 +62,10 @@ class HumanoidBenchConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "h1hand-walk"
-    processes: int = 0  # that step the environments; 0: as many as there are usable cores
+    processes: int = 0
+    """Processes that step the environments; 0: as many as there are usable cores."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments for `gymnasium.make`."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", processes=0)
@@ -81,11 +83,11 @@ class HumanoidBenchConfig:
                 "docs/environments/humanoid_bench.md."
             )
         # `package` reads this setting of its hierarchical policies even where there is none.
-        own = {"policy_path": None} if self.task.endswith("-package") else {}
+        settings = {"policy_path": None} if self.task.endswith("-package") else {}
         return ProcessEnv(
             f"humanoid_bench/{self.task}",
             f"humanoid_bench:{self.task}-v0",
-            own | self.kwargs,
+            settings | self.kwargs,
             num_envs,
             self.processes or usable_cores(),
             seed,

@@ -1,7 +1,7 @@
 """The log: the one place where metrics leave their device.
 
 `meter` accumulates them without waiting for the device and reads them once per interval, `sinks`
-are where the numbers go, `console` is the one a person watches, `curve` reads them back.
+are where the numbers go, `console` is the one a person watches, `clipping` one that warns, `curve` reads them back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from fleetfoot.config import at_least, part
 from fleetfoot.errors import UserError
+from fleetfoot.log.clipping import ClippingNotice
 from fleetfoot.log.console import Console
 from fleetfoot.log.curve import Point, curve, plot_text
 from fleetfoot.log.episodes import EpisodeStats
@@ -20,6 +21,7 @@ from fleetfoot.log.sinks import Dispensable, JsonLines, TensorBoard, WandB
 
 __all__ = [
     "EVAL_RETURN",
+    "ClippingNotice",
     "Console",
     "Counters",
     "Dispensable",

@@ -24,6 +24,7 @@ from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.rollouts import Rollouts
 from fleetfoot.run.journal import Journal, State, buildable, fitting
 from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
@@ -38,6 +39,7 @@ from fleetfoot.run.sharded import (
 from fleetfoot.system import usable_cores
 
 MOST_STEPS = 2**53
+NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
 
 
 @dataclass(kw_only=True)
@@ -51,7 +53,7 @@ class Parts:
     obs: Obs  # the first to act on
     agent: Agent
     explorer: Explorer
-    replay: Replay
+    replay: Replay | Rollouts
     pace: Pace
     episodes: EpisodeStats
     evaluator: Evaluator | None = None  # only on the first rank
@@ -94,11 +96,17 @@ class Parts:
 
     def _diagnose(self, agent: CanDiagnose, vec_steps: int) -> dict[str, float]:
         """The vec steps are the seed of the rows examined: no draw of the replay's own is used."""
+        assert isinstance(self.replay, Replay)  # no on-policy agent is diagnosable
         rows = self.replay.sample_apart(self.share.batch_size, seed=vec_steps)
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
-        diagnosis = agent.diagnose(rows._replace(held_out=None), held_out)
+        rows = rows._replace(held_out=None)
+        diagnosis = agent.diagnose(rows, held_out)
+        newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
+        for name, value in agent.diagnose(rows, newest).items():
+            if name.startswith("overfitting"):
+                diagnosis[f"newest_{name}"] = value
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -129,6 +137,8 @@ class Parts:
         if "replay" in state:
             self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
             self.owed = state["owed"] if self.replay.size else 0
+        elif isinstance(self.replay, Rollouts):  # the rollout begins anew
+            self.pace.vec_steps -= self.pace.vec_steps % self.replay.cfg.length
         else:  # it has to fill again first
             self.pace.hold(self.recipe.pace.warmup_vec_steps)
         if "generators" in state:
@@ -181,7 +191,7 @@ def build_parts(
     ranks: Ranks = ALONE,
     *,
     env_device: torch.device | None = None,
-    make_replay: Callable[[EnvSpec], Replay] | None = None,
+    make_replay: Callable[[EnvSpec], Replay | Rollouts] | None = None,
 ) -> Parts:
     """`env_device`: where the environments put their observations, if not on the device of the agent; `make_replay`:
     builds the replay, if the recipe alone does not say how."""

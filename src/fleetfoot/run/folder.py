@@ -60,6 +60,7 @@ OWN_PARTS = (
     "fleetfoot.nn.pessimism",
     "fleetfoot.nn.simba",
     "fleetfoot.envs.mujoco",
+    "fleetfoot.envs.robot",
     "fleetfoot.envs.gym",
     "fleetfoot.envs.tensor",
     "fleetfoot.envs.atari",  # without ale-py too: only building needs it
@@ -133,7 +134,9 @@ def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
     path = run_of(folder) / "recipe.json"
     if not os.path.lexists(path):
-        inside = next((f"; its seeds are, {each} for one" for each in _inside(folder)), "")
+        inside = next(
+            (f"; its seeds are, {seed_folder} for one" for seed_folder in _inside(folder)), ""
+        )
         raise UserError(f"{folder} is no run folder: it has no recipe.json{inside}.")
     return from_stored(read_stored(path, "recipe"), path)
 

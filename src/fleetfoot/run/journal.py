@@ -19,7 +19,7 @@ from fleetfoot.checkpoint import Checkpoint, check_counts, pack
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import Halted, UserError, one_line
-from fleetfoot.log import EVAL_RETURN, Counters, EpisodeStats, Log, Sink, added
+from fleetfoot.log import EVAL_RETURN, ClippingNotice, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
@@ -89,12 +89,19 @@ class Journal:
                 resumed=self.counters() if resumed else None,
                 best=None if math.isnan(self.best_return) else self.best_return,
             )
-            self.log.sinks += sinks
+            self.log.sinks += (*sinks, *self._clipping_notice())
         else:
             self.log = Log([], every_vec_steps=self.recipe.log.every_vec_steps)
         if self.ranks.world > 1:
             self.log.merge = lambda totals: added(self.ranks.gather_json(totals))
         self.clock.restart(self.clock.before)  # building the run was not training
+
+    def _clipping_notice(self) -> tuple[Sink, ...]:
+        """For agents whose value range somebody chose."""
+        agent: Any = self.recipe.agent
+        if getattr(agent, "v_min", "auto") == "auto":
+            return ()
+        return (ClippingNotice(agent.v_min, agent.v_max),)
 
     @property
     def finished(self) -> bool:

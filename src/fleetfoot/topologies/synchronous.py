@@ -31,6 +31,11 @@ class SynchronousConfig:
     """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that
     is one vec step's updates older; everything else stays the same, and the same seed still gives the same result."""
 
+    @property
+    def on_policy(self) -> bool:
+        """Does the newest policy collect every vec step?"""
+        return not self.overlap
+
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
         with open_run(recipe, folder, state) as (journal, parts):
             self.train(journal, parts)

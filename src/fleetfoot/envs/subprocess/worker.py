@@ -140,18 +140,18 @@ def describe(env: Any) -> dict[str, Any]:
 
 
 def picture(env: Any) -> bytes:
-    found = env.render()
-    if not (isinstance(found, np.ndarray) and found.ndim == 3 and found.shape[2] == 3):
+    frame = env.render()
+    if not (isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[2] == 3):
         raise ValueError("the environment has no render mode rgb_array")
-    return struct.pack("<II", *found.shape[:2]) + found.astype(np.uint8).tobytes()
+    return struct.pack("<II", *frame.shape[:2]) + frame.astype(np.uint8).tobytes()
 
 
 def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
-    told = json.loads(read_text(requests))
+    settings = json.loads(read_text(requests))
     try:
         copies = [
-            Copy(told["name"], told["kwargs"], told["first"] + i, seed)
-            for i, seed in enumerate(told["seeds"])
+            Copy(settings["name"], settings["kwargs"], settings["first"] + i, seed)
+            for i, seed in enumerate(settings["seeds"])
         ]
         about = copies[0].about
     except Exception as error:
@@ -160,7 +160,7 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     write_text(answers, DONE, json.dumps(about))
     requests.read(1)  # by now the memory has its size
     memory = mmap.mmap(memory_file, 0)
-    shared = Shared(memory, told["num_envs"], about["obs_size"], about["action_size"])
+    shared = Shared(memory, settings["num_envs"], about["obs_size"], about["action_size"])
     names: list[str] = []  # of the lines of `shared.info`, in the order they were first told
     while request := requests.read(1):
         try:

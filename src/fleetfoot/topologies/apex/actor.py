@@ -59,7 +59,10 @@ class Actor:
         if cfg.computes_priorities(recipe):
             self.behaviour = Recorder(self.behaviour)
             self.buffer = LocalBuffer(
-                self.agent.initial_priority, self.behaviour, recipe.replay, recipe.gamma
+                self.agent.initial_priority,
+                self.behaviour,
+                recipe.off_policy_replay(),
+                recipe.gamma,
             )
         self.steps = rollout(env.step, self.behaviour, self.explorer, obs, StepTimer(CPU))
         return env.spec

@@ -79,7 +79,7 @@ class Learner:
         stack.callback(self.evaluations.close)
         self.spec = self.fleet.start()
         self.agent: Agent = recipe.build_agent(self.spec, device)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.contract import Served, as_served
+from fleetfoot.agents.contract import Served, as_served, traits
 from fleetfoot.checkpoint import check_env_fits, check_fits
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
@@ -40,6 +40,11 @@ def build_agent(recipe: Recipe, spec: EnvSpec, bundles: int, device: torch.devic
     agent = recipe.build_agent(spec, device, total_updates=total_updates(recipe, bundles))
     name, use = type(agent).__name__, "use DQNConfig, or another topology."
     served = as_served(agent)
+    if traits(recipe.agent).follows_episodes:
+        raise UserError(
+            f"{name} would scale rewards in each bundle by what that bundle has seen: give --agent.v-min and "
+            "--agent.v-max as numbers."
+        )
     trained = {id(p) for p in served.step_critic.parameters}
     if {id(p) for p in served.policy.parameters()} != trained:
         raise UserError(f"{name} has more networks than the parameter server trains: {use}")
@@ -134,7 +139,7 @@ class Bundle:
         self.agent = build_agent(recipe, spec, bundles, device)
         explorer = per_bundle(recipe.explorer, bundles)
         self.explorer = explorer.build(spec, seed=seeds.explorer, device=device)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             spec, gamma=recipe.gamma, seed=seeds.replay, device=device
         )
         self.pace = recipe.pace.build()

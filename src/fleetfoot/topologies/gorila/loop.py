@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Log
@@ -64,11 +64,8 @@ class ParameterServerConfig:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        for name in ("bundles", "shards", "outlier_memory", "shift_vec_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"topology.{name} must be at least 1, not {getattr(self, name)}.")
-        if self.max_age is not None and self.max_age < 0:
-            raise UserError(f"topology.max_age must be 0 or more, not {self.max_age}.")
+        at_least(self, "topology", bundles=1, shards=1, outlier_memory=1, shift_vec_steps=1)
+        at_least(self, "topology", max_age=0)
         if self.outlier_stds is not None and not self.outlier_stds > 0:
             raise UserError(f"topology.outlier_stds must be above 0, not {self.outlier_stds}.")
 

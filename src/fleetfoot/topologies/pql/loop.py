@@ -42,7 +42,7 @@ from torch import nn
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import ActorCritic, Agent
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import EnvSpec
 from fleetfoot.errors import Halted, UserError
 from fleetfoot.log import Log, Totals, added
@@ -110,13 +110,12 @@ class SplitLearnersConfig:
     placement: Placement = InProcessConfig()
 
     def __post_init__(self) -> None:
-        if self.lead < 1:
-            raise UserError(f"topology.lead must be at least 1, not {self.lead}.")
+        at_least(self, "topology", lead=1)
         if self.lockstep and self.free:
             raise UserError("topology.lockstep and topology.free exclude each other.")
 
     def run(self, recipe: Recipe, folder: Path, state: State | None) -> Result:
-        if self.lockstep and not isinstance(recipe.replay.sampler, UniformConfig):
+        if self.lockstep and not isinstance(recipe.off_policy_replay().sampler, UniformConfig):
             raise UserError(
                 "topology.lockstep needs a uniform replay: --replay.sampler UniformConfig."
             )

@@ -255,7 +255,7 @@ class CriticLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,
@@ -284,12 +284,14 @@ class PolicyLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        Observations.check_fit(recipe.replay, self.spec, device)
+        Observations.check_fit(recipe.off_policy_replay(), self.spec, device)
         seed = recipe.seeds().replay + (not setup.same_rows)
-        self.observations = Observations(recipe.replay, self.spec, seed=seed, device=device)
+        self.observations = Observations(
+            recipe.off_policy_replay(), self.spec, seed=seed, device=device
+        )
         self._learns_from(self.observations)
         if device.type == "cpu":
-            self.bytes_to_fill = Observations.bytes(recipe.replay, self.spec)
+            self.bytes_to_fill = Observations.bytes(recipe.off_policy_replay(), self.spec)
 
     @staticmethod
     def select(fresh: Transition) -> Obs:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch
 
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.errors import Notice, UserError
 from fleetfoot.topologies.ray import local
 from fleetfoot.topologies.ray.workers import one_line
@@ -65,8 +65,7 @@ class RayConfig(ClusterFields):
     """GPUs that the learner asks for; below 0: one if the recipe's device is a GPU."""
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0 or self.worker_cpus < 0 or self.learner_cpus < 0:
-            raise UserError("ray.max_restarts, worker_cpus and learner_cpus must be 0 or more.")
+        at_least(self, "topology.ray", max_restarts=0, worker_cpus=0, learner_cpus=0)
 
     def gpus_of(self, device: torch.device) -> float:
         """GPUs for a learner on `device`."""
