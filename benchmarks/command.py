@@ -78,6 +78,10 @@ BENCHMARKS = {
         "studies.split_learners:split_learners",
         "seconds to a return: split_learners, synchronous, overlap",
     ),
+    "weekend": (
+        "studies.weekend:weekend",
+        "a run whose processes are killed every minute: memory, descriptors, counters",
+    ),
 }
 
 

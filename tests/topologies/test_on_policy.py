@@ -167,7 +167,7 @@ def test_a_rollout_that_is_lost_begins_anew() -> None:
     recipe = small()
     parts = build_parts(recipe)
     parts.pace.vec_steps = 26
-    state = parts.state_dict(with_replay=False)
+    state = parts.state_dict(with_replay=False) | {"vec_steps": 26, "updates": 2}
     assert "replay" not in state
     parts.load_state_dict(state)
     owed = [parts.pace.owed() for _ in range(20)]
