@@ -41,10 +41,9 @@ def small(
     """Four updates, and five vec steps of a rollout that is never full."""
     base, net = recipes.get(name), MLPConfig(hidden=(16,), activation=("tanh",))
     assert isinstance(base.agent, PPOConfig)
+    changed: dict[str, Any] = {"epochs": 2, "minibatches": 3, "policy_net": net, "critic_net": net}
     fields: dict[str, Any] = {
-        "agent": replace(
-            base.agent, epochs=2, minibatches=3, policy_net=net, critic_net=net, **(agent or {})
-        ),
+        "agent": replace(base.agent, **(changed | (agent or {}))),
         "log": QUIET,
         "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2, max_vec_steps=5),
         "checkpoint": CheckpointConfig(every_vec_steps=25),
