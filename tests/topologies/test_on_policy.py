@@ -24,7 +24,7 @@ from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.replay.rollouts import RolloutConfig
+from fleetfoot.replay.rollouts import RolloutConfig, Rollouts
 from fleetfoot.run.build import build_parts
 from fleetfoot.topologies import synchronous as synchronous_module
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
@@ -206,6 +206,7 @@ def test_the_policy_stays_the_same_while_it_collects() -> None:
     for _ in range(10):
         parts.append(fresh)
     assert torch.equal(parts.agent.behaviour(obs, noise), before)
+    assert isinstance(parts.replay, Rollouts)
     parts.agent.update(parts.replay.gather())
     assert not torch.allclose(parts.agent.behaviour(obs, noise), before)
     parts.close()
