@@ -207,8 +207,30 @@ def test_the_adaptive_rate_follows_the_divergence() -> None:
         rate.update(torch.tensor(1.0))
     assert float(rate.lr) == pytest.approx(1e-5)
     for _ in range(60):
-        rate.update(torch.tensor(1e-9))
+        rate.update(torch.tensor(1e-6))
     assert float(rate.lr) == pytest.approx(1e-2)
+
+
+def test_divergences_are_those_of_torch() -> None:
+    continuous, discrete = made().actor, made(Discrete(4)).actor
+    old, new = ((torch.randn(5, 2), torch.randn(5, 2)) for _ in range(2))
+    kl = torch.distributions.kl_divergence
+    wanted = kl(*(torch.distributions.Normal(m, s.exp()) for m, s in (old, new))).sum(-1)
+    torch.testing.assert_close(continuous.kl(old, new), wanted)
+    assert (continuous.kl(old, old) == 0.0).all()
+    one, two = (torch.randn(5, 4).log_softmax(-1) for _ in range(2))
+    wanted = kl(*(torch.distributions.Categorical(logits=x) for x in (one, two)))
+    torch.testing.assert_close(discrete.kl((one,), (two,)), wanted)
+    entropy = torch.distributions.Categorical(logits=one).entropy()
+    torch.testing.assert_close(discrete.entropy((one,)), entropy)
+
+
+def test_discrete_samples_have_their_probabilities() -> None:
+    policy = made(Discrete(4)).actor
+    log_probs = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(40_000, 4)
+    noise = torch.rand(40_000, 4, generator=torch.Generator().manual_seed(0))
+    found = policy.sample((log_probs,), noise).bincount(minlength=4) / 40_000
+    torch.testing.assert_close(found, torch.tensor([0.1, 0.2, 0.3, 0.4]), rtol=0.0, atol=0.01)
 
 
 def test_the_adapted_rate_is_that_of_the_step_and_of_the_state() -> None:
