@@ -96,7 +96,8 @@ def real_return(agent: WMPG, rollout: Rollout, t: int, n: int) -> float:
         last = rollout.ended[t + i, n] or t + i + 1 == len(rollout.reward)
         if last or i + 1 == agent.cfg.horizon:
             break
-    return total + factor * float(agent.value(rollout.next_obs.actor[t + i, n][None]))
+    with torch.no_grad():
+        return total + factor * float(agent.value(rollout.next_obs.actor[t + i, n][None]))
 
 
 def test_ac_by_hand() -> None:
@@ -305,8 +306,11 @@ def test_a_resumed_run_equals_one_that_never_stopped(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["wmpg/cartpole", "ac/cartpole", "mac/cartpole"])
-def test_several_seeds_learn_what_each_learns_alone(name: str, tmp_path: Path) -> None:
+def test_several_seeds_learn_what_each_learns_alone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     together = api.train_seeds(small(name), 2, tmp_path / "both")
+    assert "one after the other" not in capsys.readouterr().err
     for seed, result in enumerate(together):
         alone = api.train(small(name, seed=seed), tmp_path / f"alone-{seed}")
         for a, b in zip(weights(result), weights(alone), strict=True):

@@ -32,6 +32,8 @@ What we decided, beyond the abstract:
     [4] Nothing is differentiated through m or f.
     [5] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
         pictures alone. Policy, critic and m read these vectors and send no gradient into it; s is such a vector then.
+
+Above 300 lines: AC and every estimator are one algorithm with different settings, and a third is words.
 """
 
 from __future__ import annotations
@@ -52,7 +54,13 @@ from fleetfoot.nn.encode import ObsNorms
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.stochastic import CategoricalPolicy, DrawnAction, GreedyAction, ValueNetwork
-from fleetfoot.nn.world_model import Prediction, Windows, WorldModelConfig, imagined_returns
+from fleetfoot.nn.world_model import (
+    Prediction,
+    Windows,
+    WorldModelConfig,
+    imagined_returns,
+    windows_of,
+)
 from fleetfoot.ops.gae import gae
 from fleetfoot.ops.horizon import horizon_returns
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
@@ -187,7 +195,8 @@ class WMPG(Stateful):
         assert isinstance(spec.action, Discrete)
         self.cfg, self.gamma, self.num_actions = cfg, gamma, spec.action.count
         self.k = {"reinforce": 1, "all_actions": self.num_actions}.get(cfg.estimator, cfg.k)
-        self.updates, self.periods = 0, ()  # all updates are alike
+        self.updates: int = 0
+        self.periods: tuple[int, ...] = ()  # all updates are alike
         self.noise = RandomStream(seed, device)
         normalize = cfg.normalize_obs and cfg.latent is None
         self.norms = ObsNorms(spec, normalize).to(device)
@@ -241,6 +250,8 @@ class WMPG(Stateful):
             pairs = zip(self.norms.buffers(), self.pending_norms.buffers(), strict=True)
             for norm, pending in pairs:
                 norm.copy_(pending)
+            if self.autoencoder is not None:
+                self.autoencoder.apply_statistics_()
         self.updates += 1
         return UpdateResult(metrics)
 
@@ -253,16 +264,11 @@ class WMPG(Stateful):
         cfg, shape = self.cfg, rollout.reward.shape
         obs = self.vectors(rollout.obs.actor.flatten(0, 1))
         next_obs = self.vectors(rollout.next_obs.actor.flatten(0, 1))
-        executed, value, next_value = (
-            rollout.action.flatten(),
-            self.value(obs),
-            self.value(next_obs),
-        )
-        reward = cfg.reward_scale * rollout.reward
-        flow = reward, rollout.discount, rollout.ended
+        value, next_value = self.value(obs), self.value(next_obs)
+        flow = cfg.reward_scale * rollout.reward, rollout.discount, rollout.ended
         real, steps = horizon_returns(*flow, next_value.view(shape), cfg.horizon)  # (2)
         advantage = gae(*flow, value.view(shape), next_value.view(shape), cfg.td_lambda)
-        log_probs = self.log_probs(obs)
+        log_probs, executed = self.log_probs(obs), rollout.action.flatten()
         actions = gumbel_top_k(log_probs, set_noise.flatten(0, 1), self.k, first=executed)  # (1)
         real, steps = real.flatten(), steps.flatten()
         f, baseline = self.imagine(obs, actions, real, value, steps, path_noise)
@@ -288,7 +294,8 @@ class WMPG(Stateful):
         steps: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """f of each action of the sets, [R, k], and b, [R]. Every return takes its value after so many `steps` [R]."""
+        """f of each action of the sets, [R, k], and b, [R]. `real`, which is f of the executed ones, takes the value of
+        what follows after so many `steps` [R]."""
         noise = noise.flatten(0, 1)  # [R, M, H, actions]
         informed = self.cfg.baseline == "informed"
         use_real = self.cfg.use_real_for_executed or not self.cfg.imagines()
@@ -301,13 +308,15 @@ class WMPG(Stateful):
         baseline = value if self.cfg.baseline == "value" else torch.zeros_like(value)
         if first.shape[-1] == 0:
             return real.unsqueeze(-1), baseline
-        f = self.returns_in_model(obs, first, steps, noise)  # [R, C]
+        # Beside real returns the imagined ones end where those do (decision 1).
+        after = steps if use_real else torch.full_like(steps, self.cfg.horizon)
+        f = self.returns_in_model(obs, first, after, noise)  # [R, C]
         if informed:
             baseline, f = f[:, 0], f[:, 1:]  # (4)
         return torch.cat([real.unsqueeze(-1), f], -1) if use_real else f, baseline
 
     def returns_in_model(self, obs: Tensor, first: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
-        """(3), [R, C], of the actions `first` [R, M, C]."""
+        """(3), [R, C], of the actions `first` [R, M, C], each over so many `steps` [R]."""
         rows, paths, choices = first.shape
 
         def each(x: Tensor) -> Tensor:
@@ -335,23 +344,15 @@ class WMPG(Stateful):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(7), on stretches of the rollout, which the model has not seen yet; obs and next_obs: its vectors [R, D]."""
         assert self.model is not None
-        length = min(self.cfg.horizon, len(rollout.reward))
-        starts = len(rollout.reward) // length
-
-        def cut(x: Tensor) -> Tensor:
-            """[T, N, ...] -> [L, starts N, ...]"""
-            return x[: starts * length].unflatten(0, (starts, length)).transpose(0, 1).flatten(1, 2)
-
-        ended = cut(rollout.ended)
-        over = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]]).cumsum(0) > 0
-        windows = Windows(
-            cut(obs.unflatten(0, rollout.reward.shape))[0],
-            self.one_hot(cut(rollout.action)),
-            cut(next_obs.unflatten(0, rollout.reward.shape)),
-            cut(rollout.reward),
-            cut(rollout.discount) == 0.0,
-            ~over,
-            ~over,
+        shape = rollout.reward.shape
+        windows = windows_of(
+            obs.unflatten(0, shape),
+            self.one_hot(rollout.action),
+            next_obs.unflatten(0, shape),
+            rollout.reward,
+            rollout.discount == 0.0,
+            rollout.ended,
+            length=min(self.cfg.horizon, shape[0]),
         )
         errors = self.model.open_loop(windows)
         trusted = errors.unexplained < self.cfg.trust_below
@@ -379,19 +380,16 @@ class WMPG(Stateful):
         """Of windows that the numbers [B] choose."""
         assert self.memory is not None
         rows = self.memory.draw(uniform, self.cfg.model_unroll)
-        total, metrics = torch.zeros((), device=uniform.device), {}
         losses: list[Loss] = []
         if self.autoencoder is not None:
             losses.append(self.autoencoder.loss(rows.obs[0]))
         if self.model is not None:
-            with torch.no_grad():
-                obs = self.vectors(rows.obs.flatten(0, 1)).unflatten(0, rows.obs.shape[:2])
+            obs = self.vectors(rows.obs.flatten(0, 1)).unflatten(0, rows.obs.shape[:2])
             action = self.one_hot(rows.action)
             rest = rows.reward, rows.terminated, rows.counts, rows.known
             losses.append(self.model.loss(Windows(obs[0], action, obs[1:], *rest)))
-        for loss in losses:
-            total, metrics = total + loss.loss, metrics | loss.metrics
-        return Loss(total, metrics)
+        metrics = {name: value for loss in losses for name, value in loss.metrics.items()}
+        return Loss(torch.stack([loss.loss for loss in losses]).sum(), metrics)
 
     def predict(self, obs: Tensor, action: Tensor) -> Prediction:
         """One step in the world model, with rewards as the critic knows them."""

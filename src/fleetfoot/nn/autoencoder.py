@@ -42,6 +42,7 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.size = cfg.size
         self.pixels = RunningNorm(shape[1:], eps=0.05)  # the same for all frames of a stack
+        self.pending = RunningNorm(shape[1:], eps=0.05)
         torso = cfg.cnn.build(shape)
         convolutions = torso.get_submodule("convolutions")
         assert isinstance(convolutions, nn.Sequential)
@@ -75,8 +76,14 @@ class Autoencoder(nn.Module):
         self.deconvolutions = nn.Sequential(*back)
 
     def observe(self, pictures: Tensor) -> None:
-        """Take the newest frame of each stack into the statistics of pixels, each once."""
-        self.pixels.update(pictures[:, -1].float() / 255.0)
+        """Take the newest frame of each stack into the statistics of pixels, each once. A policy that reads the latent
+        vectors must not change while it collects: they count from `apply_statistics_` on."""
+        self.pending.update(pictures[:, -1].float() / 255.0)
+
+    @torch.no_grad()
+    def apply_statistics_(self) -> None:
+        for now, pending in zip(self.pixels.buffers(), self.pending.buffers(), strict=True):
+            now.copy_(pending)
 
     def encode(self, pictures: Tensor) -> Tensor:
         return self._encode(self._standardised(pictures))
