@@ -20,6 +20,8 @@ from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Rollout, Transiti
 from fleetfoot.envs.tensor import CartPole, TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
+from fleetfoot.nn.autoencoder import AutoencoderConfig
+from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.world_model import Prediction, WorldModelConfig
 from fleetfoot.optim import SGDConfig
@@ -113,10 +115,8 @@ def test_ac_by_hand() -> None:
     rollout = rollout_of(5)
     targets, _ = agent.targets(rollout, *noise_for(agent, 5))
     rows = [(t, n) for t in range(5) for n in range(2)]
-    wanted = [
-        real_return(agent, rollout, t, n) - float(agent.value(rollout.obs.actor[t, n][None]))
-        for t, n in rows
-    ]
+    values = agent.value(rollout.obs.actor.flatten(0, 1)).tolist()
+    wanted = [real_return(agent, rollout, *row) - v for row, v in zip(rows, values, strict=True)]
     assert targets.coefficient.flatten().tolist() == pytest.approx(wanted, abs=1e-5)
 
     probs = agent.log_probs(rollout.obs.actor.flatten(0, 1))
@@ -157,7 +157,8 @@ def imagined(agent: WMPG, obs: Tensor, action: int, noise: Tensor, steps: int) -
         if step + 1 < steps:
             gumbel = -(-noise[step + 1].log()).log()
             action = int((agent.log_probs(obs[None])[0] + gumbel).argmax())
-    return total + alive * float(agent.value(obs[None]))
+    with torch.no_grad():
+        return total + alive * float(agent.value(obs[None]))
 
 
 @pytest.mark.parametrize("estimator", ["set", "set_with_baseline", "all_actions"])
@@ -170,7 +171,7 @@ def test_coefficients_by_hand(estimator: Any, monkeypatch: pytest.MonkeyPatch) -
     targets, _ = agent.targets(rollout, set_noise, path_noise)
     for row, (t, n) in enumerate((t, n) for t in range(5) for n in range(2)):
         obs = rollout.obs.actor[t, n]
-        p = agent.log_probs(obs[None])[0].exp()
+        p = agent.log_probs(obs[None])[0].exp().detach()
         ends = n == 1 and t <= 2  # within the horizon, by a termination
         steps = 3 if ends else min(3, 5 - t)
         actions = targets.actions[row].tolist()
@@ -324,3 +325,62 @@ def test_it_learns_to_balance() -> None:
     run = until_solved(recipe, 150.0)
     assert run["solved"]
     assert run["imagination_trusted"] > 0.5
+
+
+def catching(**changes: Any) -> Recipe:
+    """WMPG on pictures of 10 x 10."""
+    cnn = NatureCNNConfig(channels=(8, 8), kernels=(4, 3), strides=(2, 1))
+    agent = WMPGConfig(
+        k=2,
+        horizon=3,
+        model_steps=2,
+        model_batch=16,
+        model_memory=200,
+        trust_below=10.0,
+        world_model=WorldModelConfig(reward_values=(-1.0, 0.0, 1.0), net=NET),
+        latent=AutoencoderConfig(size=6, cnn=cnn),
+    )
+    return small(**({"env": TensorConfig(task="catch"), "agent": agent} | changes))
+
+
+def test_pictures_learn_and_resume_exactly(tmp_path: Path) -> None:
+    whole = api.train(catching(), tmp_path / "whole")
+    api.train(catching(total_vec_steps=44), tmp_path / "half")
+    half = api.resume(tmp_path / "half", total_vec_steps=96)
+    for a, b in zip(weights(whole), weights(half), strict=True):
+        assert torch.equal(a, b)
+    text = (tmp_path / "whole" / "metrics.jsonl").read_text()
+    assert "latent/unexplained" in text
+    assert "model/unexplained" in text
+
+
+def test_several_seeds_on_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    together = api.train_seeds(catching(total_vec_steps=24), 2, tmp_path / "both")
+    assert "one after the other" not in capsys.readouterr().err
+    alone = api.train(catching(total_vec_steps=24, seed=1), tmp_path / "alone")
+    for a, b in zip(weights(together[1]), weights(alone), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_the_policy_does_not_change_while_it_collects() -> None:
+    recipe = catching()
+    env = recipe.env.build(4, 0, CPU)
+    build: dict[str, Any] = {"gamma": GAMMA, "total_updates": 10, "seed": 0, "device": CPU}
+    agent = recipe.agent.build(env.spec, **build)
+    obs = env.reset()
+    before = agent.behaviour(obs, torch.full((4, 3), 0.5))
+    params = agent.actor(obs)[0]  # type: ignore[attr-defined]
+    for _ in range(5):
+        step = env.step(before)
+        agent.observe(
+            Transition(obs, before, step.reward, step.terminated, step.truncated, step.next_obs, {})
+        )
+    assert torch.equal(params, agent.actor(obs)[0])  # type: ignore[attr-defined]
+
+
+def test_pictures_need_a_latent_and_vectors_have_none() -> None:
+    pictures = replace(SPEC, obs_shape=(1, 10, 10), obs_dtype=torch.uint8)
+    with pytest.raises(UserError, match=r"agent\.latent"):
+        agent_of(pictures)
+    with pytest.raises(UserError, match=r"agent\.latent"):
+        agent_of(latent=AutoencoderConfig())
