@@ -108,6 +108,8 @@ class Recipe:
     compiler); captured: compiled, and then CUDA graphs; auto: captured on a GPU, eager on a CPU."""
     threads: int = 0
     """CPU threads of torch; 0: as many as there are usable cores."""
+    env_timeout: float = 600.0
+    """Seconds that one reset or step of all environments may take. After that they hang, and the run ends."""
 
     def __post_init__(self) -> None:
         if isinstance(self.replay, RolloutConfig):
@@ -160,6 +162,8 @@ class Recipe:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not 0.0 <= self.gamma <= 1.0:
             raise UserError(f"gamma must lie between 0 and 1, not {self.gamma}.")
+        if not self.env_timeout > 0:
+            raise UserError(f"env_timeout must be above 0, not {self.env_timeout}.")
         for name in ("seed", "threads"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")

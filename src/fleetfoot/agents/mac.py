@@ -23,10 +23,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.checks import check_above_zero, check_at_least
+from fleetfoot.agents.checks import check_above_zero
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Loss, Obs, Rollout, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.encode import ObsNorms
@@ -72,7 +72,7 @@ class MACConfig:
                 f"MAC needs discrete actions, flat observations and one task; {spec.name} has {spec.action}, "
                 f"observations of shape {spec.obs_shape} and {max(1, len(spec.tasks))} tasks."
             )
-        check_at_least(self, critic_steps=1, critic_batch=1, critic_memory=2 * spec.num_envs)
+        at_least(self, "agent", critic_steps=1, critic_batch=1, critic_memory=2 * spec.num_envs)
         check_above_zero(self, "reward_scale")
         return MAC(self, spec, gamma, total_updates, seed, device)
 

@@ -43,10 +43,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_above_zero, check_at_least
+from fleetfoot.agents.checks import check_above_zero
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Loss, Obs, Rollout, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.autoencoder import AutoencoderConfig, LatentEncoder
@@ -137,7 +137,7 @@ class WMPGConfig:
                 f"{spec.name} has observations of shape {spec.obs_shape}."
             )
         least = {"horizon": 1, "trajectories": 1, "critic_steps": 1, "model_steps": 1}
-        check_at_least(self, **least, model_batch=1, model_unroll=1, model_memory=1, k=1)
+        at_least(self, "agent", **least, model_batch=1, model_unroll=1, model_memory=1, k=1)
         check_above_zero(self, "trust_below", "reward_scale")
         if self.k > spec.action.count:
             raise UserError(

@@ -11,6 +11,7 @@ from fleetfoot.recipes import (
     apex_dqn,
     brc,
     bro,
+    daa,
     dac,
     ddpg,
     dqn,
@@ -20,6 +21,7 @@ from fleetfoot.recipes import (
     gorila_dqn,
     ppo,
     pql,
+    robot,
     sac,
     vpl,
     wmpg,
@@ -31,6 +33,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
     **fast_sac.RECIPES,
     **flash_sac.RECIPES,
+    **robot.RECIPES,
     **dqn.RECIPES,
     **apex_dqn.RECIPES,
     **ddpg.RECIPES,
@@ -44,6 +47,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **vpl.RECIPES,
     **wmpg.RECIPES,
     **ppo.RECIPES,
+    **daa.RECIPES,
 }
 
 
