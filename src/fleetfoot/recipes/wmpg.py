@@ -32,6 +32,7 @@ def cartpole() -> Recipe:
         name="wmpg/cartpole",
         env=TensorConfig(task="cartpole"),
         agent=WMPGConfig(
+            horizon=5,
             use_real_for_executed=False,
             entropy_coef=0.0,
             reward_scale=0.1,
