@@ -227,7 +227,7 @@ def test_a_worker_waits_for_one_that_is_still_saving(
             if len(waits) == 3:
                 lock.close()  # now it has saved
 
-        monkeypatch.setattr(worker.time, "sleep", sleep)
+        monkeypatch.setattr("time.sleep", sleep)
         worker.wait_for_predecessor(study, "a")
     assert len(waits) == 3
     with (

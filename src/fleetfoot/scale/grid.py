@@ -127,7 +127,7 @@ def with_width(recipe: Recipe, factor: float) -> Any:
     if not factor > 0:
         raise UserError(f"--width must be above 0, not {factor}.")
     agent: Any = recipe.agent
-    net = getattr(agent, "critic_net", None)
+    net: Any = getattr(agent, "critic_net", None)
     if hasattr(net, "hidden"):
         hidden = tuple(max(1, round(units * factor)) for units in net.hidden)
         return replace(agent, critic_net=replace(net, hidden=hidden))
