@@ -156,26 +156,35 @@ def profile(
 
 
 def compare(name: str, precision: Precision, device: torch.device) -> dict[str, Any]:
-    """The largest difference between weights after the same updates, eager and not, beside how far they moved."""
+    """The mean difference between weights after the same updates, eager and not, as a share of the way they moved.
+
+    Rounding alone drives weights apart, in some networks (BatchNorm) further than in others. So eager updates from
+    weights that were changed by about one rounding are the measure: twice what they differ by is allowed.
+    """
     size = SIZES[name]
     mode: Mode = "captured" if device.type == "cuda" else "compiled"
-    agents = []
-    for asked in ("eager", mode):
+
+    def weights(asked: Mode, nudge: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Before and after."""
         agent, _, learn = build(size, asked, precision, device)
-        start = _weights(agent)
+        before = _weights(agent)
+        _nudge_(agent, nudge)
         for _ in range(6):
             learn(size.updates)
         if learn.mode != asked:
             raise UserError(f"{asked} updates were asked for, but these were {learn.mode}.")
-        agents.append(_weights(agent))
-    eager, other = agents
-    apart, moved = (eager - other).abs(), (eager - start).abs()
-    allowed = 1e-3 if precision == "float32" else 0.2
-    ratio = float(apart.mean() / moved.mean())
+        return before, _weights(agent)
+
+    start, eager = weights("eager")
+    moved = (eager - start).abs().mean()
+    apart = (eager - weights(mode)[1]).abs()
+    drift = float((eager - weights("eager", ROUNDING)[1]).abs().mean() / moved)
+    allowed = max(1e-3 if precision == "float32" else 0.2, 2.0 * drift)
+    ratio = float(apart.mean() / moved)
     if not ratio <= allowed:
         raise UserError(
             f"{mode} updates differ from eager ones at {name} sizes in {precision}: their weights are {ratio:.2g} "
-            f"of the way they moved apart, and {allowed} is allowed."
+            f"of the way they moved apart, and {allowed:.2g} is allowed."
         )
     return {
         "size": name,
@@ -184,10 +193,23 @@ def compare(name: str, precision: Precision, device: torch.device) -> dict[str, 
         "updates": 6 * size.updates,
         "mean_difference": float(apart.mean()),
         "largest_difference": float(apart.max()),
-        "mean_way": float(moved.mean()),
+        "mean_way": float(moved),
         "ratio": ratio,
+        "ratio_after_one_rounding": drift,
         "allowed": allowed,
     }
+
+
+ROUNDING = 1e-7  # the relative distance of neighbouring float32 numbers
+
+
+@torch.no_grad()
+def _nudge_(agent: Measured, by: float) -> None:
+    for parameter in (*agent.critic.parameters(), *agent.policy.parameters()):
+        random = torch.Generator(parameter.device).manual_seed(parameter.numel())
+        parameter.mul_(
+            1.0 + by * torch.randn(parameter.shape, generator=random, device=parameter.device)
+        )
 
 
 def build(

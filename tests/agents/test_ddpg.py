@@ -191,7 +191,7 @@ def test_twin_distributions_by_hand() -> None:
         agent = make_agent(replace(cfg, twin=twin))  # type: ignore[arg-type]
         agent.critic_target = Planted(HEADS)  # type: ignore[assignment]
         assert agent.z is not None
-        target = agent.target_distribution(batch, torch.zeros(1, 2), agent.z)
+        target, _ = agent.target_distribution(batch, torch.zeros(1, 2), agent.z)
         assert target[0].tolist() == pytest.approx(wanted, abs=1e-6)
 
 

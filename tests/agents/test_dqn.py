@@ -184,7 +184,9 @@ def test_categorical_target_by_hand() -> None:
     batch = batch._replace(action=torch.tensor([1]), weight=torch.tensor([2.0]))
     wanted = [0.0, 0.5 + 0.3 / 2, 0.2 + 0.3 / 2]
     assert agent.z is not None
-    assert agent.target_distribution(batch, agent.z)[0].tolist() == pytest.approx(wanted, abs=1e-6)
+    (found,), clipped = agent.target_distribution(batch, agent.z)
+    assert found.tolist() == pytest.approx(wanted, abs=1e-6)
+    assert clipped == 0.0
     loss, metrics, aux = agent.critic_loss(batch)
     cross_entropy = -(0.65 * np.log(0.2) + 0.35 * np.log(0.2))
     assert loss.item() == pytest.approx(2 * cross_entropy, rel=1e-5)  # (7)

@@ -38,7 +38,7 @@ def weights(agent: FastSAC) -> list[torch.Tensor]:
 def test_the_target_is_the_soft_value_row_by_row() -> None:
     agent, batch = make_agent(), make_batch(make_spec(), rows=8)
     noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
-    target = agent.target_distribution(batch, noise)
+    target, _ = agent.target_distribution(batch, noise)
     with torch.no_grad():
         mean, log_std = agent.gaussian(batch.next_obs)
         action, log_prob = squashed_sample(mean, log_std, noise)

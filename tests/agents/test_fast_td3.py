@@ -131,7 +131,7 @@ def test_clipped_double_q_keeps_the_whole_distribution_of_the_lower_head() -> No
         reward=torch.zeros(40), discount=torch.ones(40)
     )
     xi = torch.zeros(40, 2)
-    kept = agent.target_distribution(batch, xi)
+    kept, _ = agent.target_distribution(batch, xi)
     action = agent.policy(batch.next_obs).detach()
     heads = agent.critic_target(batch.next_obs, action).softmax(-1)
     means = heads @ agent.z
@@ -144,7 +144,7 @@ def test_clipped_double_q_keeps_the_whole_distribution_of_the_lower_head() -> No
     elementwise = heads.amin(0)
     assert (kept - elementwise).abs().max() > 1e-3
 
-    both = make_agent(replace(SMALL, clipped_double_q=False)).target_distribution(batch, xi)
+    both, _ = make_agent(replace(SMALL, clipped_double_q=False)).target_distribution(batch, xi)
     torch.testing.assert_close(both, heads, atol=1e-5, rtol=1e-4)
 
 
@@ -162,7 +162,7 @@ def test_the_choice_is_by_the_mean_after_clipping_to_the_support() -> None:
 
     agent.critic_target = Planted()  # type: ignore[assignment]
     # Before the clip: 0.5 against -0.25. After it (atoms at -1, 4, 5): 2.3 against 3.15.
-    target = agent.target_distribution(batch, torch.zeros(1, 2))
+    target, _ = agent.target_distribution(batch, torch.zeros(1, 2))
     assert float(target[0] @ agent.z) == pytest.approx(2.3, abs=1e-4)
 
 
@@ -171,7 +171,7 @@ def test_terminated_rows_learn_the_reward_alone() -> None:
     batch = make_batch(make_spec(), rows=3)._replace(
         reward=torch.tensor([1.0, -2.0, 9.0]), discount=torch.zeros(3)
     )
-    target = agent.target_distribution(batch, torch.zeros(3, 2))
+    target, _ = agent.target_distribution(batch, torch.zeros(3, 2))
     assert (target @ agent.z).tolist() == pytest.approx([1.0, -2.0, 5.0], abs=1e-5)
     assert target[0].max().item() == pytest.approx(1.0)
 
@@ -235,7 +235,7 @@ def test_reward_normalisation_divides_the_folded_reward() -> None:
     batch = make_batch(make_spec(), rows=1)._replace(
         reward=torch.tensor([8.0]), discount=torch.zeros(1)
     )
-    target = agent.target_distribution(batch, torch.zeros(1, 2))
+    target, _ = agent.target_distribution(batch, torch.zeros(1, 2))
     assert float(target[0] @ agent.z) == pytest.approx(2.0, abs=1e-5)
 
 

@@ -67,7 +67,7 @@ def rows_of(agent: FlashSAC, batch: Batch, noise: Tensor) -> Tensor:
     with torch.no_grad():
         action, log_prob = agent.gaussian.sample(batch.next_obs, noise)
         obs, both = joint(batch.obs, batch.next_obs), torch.cat([batch.action, action])
-        return agent.target_distribution(batch, obs, both, log_prob)
+        return agent.target_distribution(batch, obs, both, log_prob)[0]
 
 
 @pytest.mark.parametrize("spec", [{}, SEES_MORE])

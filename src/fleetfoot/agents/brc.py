@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.checks import check_above_zero, check_at_least, flat_actions
+from fleetfoot.agents.checks import check_above_zero, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.bronet import BroNetConfig
@@ -103,7 +103,7 @@ class BRCConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> BRC:
-        check_at_least(self, num_atoms=2, num_critics=1, return_window=1)
+        at_least(self, "agent", num_atoms=2, num_critics=1, return_window=1)
         check_above_zero(self, "v_max", "alpha", "tau")
         if self.normalize_reward and not gamma < 1.0:
             raise UserError(

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
+from fleetfoot.config import at_least
 from fleetfoot.data import Continuous, EnvSpec
 from fleetfoot.errors import UserError
-
-
-class CategoricalConfig(Protocol):
-    """The fields that agents with categorical critics and normalised rewards share."""
-
-    @property
-    def v_min(self) -> float: ...
-    @property
-    def v_max(self) -> float: ...
-    @property
-    def num_atoms(self) -> int: ...
-    @property
-    def num_critics(self) -> int: ...
-    @property
-    def tau(self) -> float: ...
-    @property
-    def policy_every(self) -> int: ...
-    @property
-    def normalize_reward(self) -> bool: ...
+from fleetfoot.nn.reward_scale import Bound
 
 
 def flat_actions(agent: str, spec: EnvSpec) -> int:
@@ -48,26 +31,27 @@ def check_above_zero(cfg: object, *names: str) -> None:
             raise UserError(f"agent.{name} must be above 0, not {getattr(cfg, name)}.")
 
 
-def check_at_least(cfg: object, **least: int) -> None:
-    for name, smallest in least.items():
-        if getattr(cfg, name) < smallest:
-            raise UserError(f"agent.{name} must be at least {smallest}, not {getattr(cfg, name)}.")
-
-
-def check_support(num_atoms: int | None, v_min: float, v_max: float) -> None:
+def check_support(num_atoms: int | None, v_min: Bound, v_max: Bound) -> None:
     """Of a categorical critic; None atoms: its values are plain numbers, and there is nothing to check."""
-    if num_atoms is not None and (num_atoms < 2 or v_min >= v_max):
+    if (v_min == "auto") != (v_max == "auto"):
+        raise UserError(
+            f"agent.v_min and agent.v_max are both auto or both numbers, not {v_min} and {v_max}."
+        )
+    empty = v_min != "auto" and v_max != "auto" and v_min >= v_max
+    if num_atoms is not None and (num_atoms < 2 or empty):
         raise UserError(
             "a categorical critic needs agent.num_atoms of at least 2 and agent.v_min below agent.v_max, "
             f"not {num_atoms}, {v_min} and {v_max}."
         )
 
 
-def check_categorical(cfg: CategoricalConfig) -> None:
-    """Refuse settings that cannot learn."""
+def check_categorical(cfg: Any) -> None:
+    """Refuse settings of categorical critics and normalised rewards that cannot learn."""
     check_support(cfg.num_atoms, cfg.v_min, cfg.v_max)
-    check_at_least(cfg, num_critics=1, policy_every=1)
+    at_least(cfg, "agent", num_critics=1, policy_every=1)
     check_tau(cfg.tau)
+    if cfg.v_min == "auto" or cfg.v_max == "auto":
+        return
     if cfg.normalize_reward and not cfg.v_min < 0.0 < cfg.v_max:
         raise UserError(
             "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "

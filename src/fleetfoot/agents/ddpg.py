@@ -41,16 +41,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_at_least, check_support, check_tau, flat_actions
+from fleetfoot.agents.checks import check_support, check_tau, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.reward_scale import Bound, RewardScale, value_support
 from fleetfoot.ops import categorical
 from fleetfoot.ops.clip_gradient import clip_gradient
 from fleetfoot.ops.polyak import polyak_, target_copy
@@ -62,16 +63,14 @@ from fleetfoot.rng import RandomStream, seeded_init
 class DDPGConfig:
     """Defaults as published with Ape-X DPG."""
 
-    traits: ClassVar = Traits(gives_initial_priorities=True)
-
     num_critics: int = 1
     """Critic heads (E), batched as one network; with several, the smallest counts."""
     num_atoms: int | None = None
     """Atoms of the value support (K) of categorical critics; None: values are plain numbers."""
-    v_min: float = -10.0
-    """Smallest value categorical critics can express."""
-    v_max: float = 10.0
-    """Largest value categorical critics can express."""
+    v_min: Bound = "auto"
+    """Smallest value categorical critics can express; auto: rewards are scaled so that returns fit."""
+    v_max: Bound = "auto"
+    """Largest value categorical critics can express; auto like `v_min`."""
     twin: Literal["lowest_mean", "published"] = "lowest_mean"
     """Which distribution several categorical critics learn from: that of the head with the smaller mean, or PQL-D's
     minimum atom by atom with its binary cross-entropy."""
@@ -106,16 +105,21 @@ class DDPGConfig:
     critic_optim: OptimConfig = AdamConfig(lr=1e-4)
     """Optimiser of the critics."""
 
+    @property
+    def traits(self) -> Traits:
+        scaled = self.num_atoms is not None and self.v_min == "auto"
+        return Traits(follows_episodes=scaled, gives_initial_priorities=not scaled)
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DDPG:
-        check_at_least(self, num_critics=1, target_every=1, policy_every=1)
+        at_least(self, "agent", num_critics=1, target_every=1, policy_every=1)
         for name in ("max_action_gradient", "obs_clamp"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"agent.{name} must be above 0, not {getattr(self, name)}.")
         check_tau(self.tau)
         check_support(self.num_atoms, self.v_min, self.v_max)
-        return DDPG(self, spec, total_updates, seed, device)
+        return DDPG(self, spec, gamma, total_updates, seed, device)
 
 
 class InitialPriority(nn.Module):
@@ -142,12 +146,18 @@ class DDPG(Stateful):
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss", "policy_loss")
     policy_state: ClassVar = ("step_policy",)
     state_attrs = (
-        *("policy", "policy_target", "critic", "critic_target"),
+        *("policy", "policy_target", "critic", "critic_target", "return_scale"),
         *("step_policy", "step_critic", "critic_noise"),
     )
 
     def __init__(
-        self, cfg: DDPGConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
+        self,
+        cfg: DDPGConfig,
+        spec: EnvSpec,
+        gamma: float,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
     ):
         self.cfg, self.action_size = cfg, flat_actions("DDPG", spec)
         self.updates, self.policy_every = 0, cfg.policy_every
@@ -166,8 +176,14 @@ class DDPG(Stateful):
         if cfg.target_policy:
             self.policy_target = target_copy(self.policy, self.policy.encoder.norm)
         self.z: Tensor | None = None
+        self.return_scale: RewardScale | None = None
         if cfg.num_atoms is not None:
-            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
+            self.z, self.return_scale = value_support(
+                *(cfg.v_min, cfg.v_max, cfg.num_atoms, spec),
+                gamma=gamma,
+                normalize_reward=False,
+                device=device,
+            )
         self.initial_priority = InitialPriority(self.critic, self.z, cfg.reward_scale)
         self.step_critic: Stepper = cfg.critic_optim.build(self.critic, total_updates)
         policy_updates = total_updates // cfg.policy_every
@@ -175,6 +191,8 @@ class DDPG(Stateful):
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
+        if self.return_scale is not None:
+            self.return_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
@@ -206,18 +224,21 @@ class DDPG(Stateful):
     def critic_loss(self, batch: Batch, xi: Tensor) -> Loss:
         """The loss (3), (7) or (8)."""
         out = self.critic(batch.obs, batch.action)  # [E, B, K]
+        metrics = {}
         if self.z is None:
             q, wanted = out.float().squeeze(-1), self.target(batch, xi)  # [E, B], [B]
             row_loss = 0.5 * (wanted - q).square()
         else:
-            target = self.target_distribution(batch, xi, self.z)  # [B, K]
+            target, metrics["critic/clipped"] = self.target_distribution(
+                batch, xi, self.z
+            )  # [B, K]
             row_loss, q = categorical.cross_entropy(out, target, self.z)  # (7) [E, B]
             if self.cfg.twin == "published":
                 row_loss = self.binary_cross_entropy(out, target)  # (8)
             wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean(-1).sum()  # (3), (7), (8)
         td_error = (wanted - q).detach().abs().mean(0)
-        metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
+        metrics |= {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
         return Loss(loss, metrics | {"critic/td_error": td_error.mean()}, {"td_error": td_error})
 
     @staticmethod
@@ -240,13 +261,15 @@ class DDPG(Stateful):
         lowest = self.next_value(batch, xi).float().squeeze(-1).amin(0)
         return self.cfg.reward_scale * batch.reward + batch.discount * lowest  # (2)
 
-    def target_distribution(self, batch: Batch, xi: Tensor, z: Tensor) -> Tensor:
+    def target_distribution(self, batch: Batch, xi: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """And the share of it that lay outside of the value range."""
         logits, lowest = self.next_value(batch, xi), self.cfg.twin == "lowest_mean"
         reward = self.cfg.reward_scale * batch.reward
-        target = categorical.project_shifted(  # (6), (7)
-            logits, base=reward, slope=batch.discount, z=z, lowest=lowest
-        )
-        return target if lowest else target.amin(0)  # (8)
+        if self.return_scale is not None:
+            reward = self.return_scale(batch.reward, batch.obs.task)
+        move = {"base": reward, "slope": batch.discount, "z": z}
+        target = categorical.project_shifted(logits, **move, lowest=lowest)  # (6), (7)
+        return target if lowest else target.amin(0), categorical.clipped_mass(logits, **move)  # (8)
 
     def policy_loss(self, obs: Obs) -> Loss:
         """The loss (4)."""

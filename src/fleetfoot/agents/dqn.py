@@ -35,10 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_at_least, check_support, check_tau
+from fleetfoot.agents.checks import check_support, check_tau
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, Discrete, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.cnn import NatureCNNConfig
@@ -47,6 +47,7 @@ from fleetfoot.nn.embed import TaskEmbedding
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.normalize import Identity, RunningNorm
+from fleetfoot.nn.reward_scale import Bound, RewardScale, value_support
 from fleetfoot.nn.torso import TorsoConfig
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
@@ -58,8 +59,6 @@ from fleetfoot.rng import seeded_init
 class DQNConfig:
     """Defaults as published with Ape-X, for Atari; vectors want `torso=MLPTorsoConfig()`."""
 
-    traits: ClassVar = Traits(gives_initial_priorities=True)
-
     double: bool = True
     """The network chooses the next action, its target values it; False: the target does both."""
     dueling: bool = True
@@ -68,10 +67,10 @@ class DQNConfig:
     """Of the error in value; a categorical head has its cross-entropy instead."""
     num_atoms: int | None = None
     """Atoms of the value support (K) of a categorical head; None: q-values are plain numbers."""
-    v_min: float = -10.0
-    """Smallest value a categorical head can express."""
-    v_max: float = 10.0
-    """Largest value a categorical head can express."""
+    v_min: Bound = "auto"
+    """Smallest value a categorical head can express; auto: rewards are scaled so that returns fit."""
+    v_max: Bound = "auto"
+    """Largest value a categorical head can express; auto like `v_min`."""
     target_every: int = 2_500
     """Updates between two steps of the target network."""
     tau: float = 1.0
@@ -87,6 +86,11 @@ class DQNConfig:
     critic_optim: OptimConfig = RMSPropConfig(max_grad_norm=40.0)
     """Optimiser of the whole network."""
 
+    @property
+    def traits(self) -> Traits:
+        scaled = self.num_atoms is not None and self.v_min == "auto"
+        return Traits(follows_episodes=scaled, gives_initial_priorities=not scaled)
+
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DQN:
@@ -97,9 +101,9 @@ class DQNConfig:
                 f"agent.normalize_obs is for vectors; {spec.name} has observations of shape {spec.obs_shape}."
             )
         check_support(self.num_atoms, self.v_min, self.v_max)
-        check_at_least(self, target_every=1)
+        at_least(self, "agent", target_every=1)
         check_tau(self.tau)
-        return DQN(self, spec, total_updates, seed, device)
+        return DQN(self, spec, gamma, total_updates, seed, device)
 
 
 class Critic(nn.Module):
@@ -168,10 +172,17 @@ class DQN(Stateful):
     """The agent; the equations are at the top of this file."""
 
     compiled_methods: ClassVar[tuple[str, ...]] = ("critic_loss",)
-    state_attrs = ("policy", "critic_target", "step_critic")  # the critic is inside the policy
+    # The critic is inside the policy.
+    state_attrs = ("policy", "critic_target", "return_scale", "step_critic")
 
     def __init__(
-        self, cfg: DQNConfig, spec: EnvSpec, total_updates: int, seed: int, device: torch.device
+        self,
+        cfg: DQNConfig,
+        spec: EnvSpec,
+        gamma: float,
+        total_updates: int,
+        seed: int,
+        device: torch.device,
     ):
         assert isinstance(spec.action, Discrete)
         self.cfg, self.tau, self.target_every = cfg, cfg.tau, cfg.target_every
@@ -179,8 +190,14 @@ class DQN(Stateful):
         with seeded_init(seed):
             self.critic = Critic(cfg, spec, spec.action.count).to(device)
         self.z: Tensor | None = None
+        self.return_scale: RewardScale | None = None
         if cfg.num_atoms is not None:
-            self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
+            self.z, self.return_scale = value_support(
+                *(cfg.v_min, cfg.v_max, cfg.num_atoms, spec),
+                gamma=gamma,
+                normalize_reward=False,
+                device=device,
+            )
         self.behaviour = QValues(self.critic, self.z)
         self.policy = Greedy(self.behaviour)
         self.initial_priority = InitialPriority()
@@ -189,6 +206,8 @@ class DQN(Stateful):
 
     def observe(self, fresh: Transition) -> None:
         self.critic.norm.update(fresh.obs.actor)
+        if self.return_scale is not None:
+            self.return_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         loss = self.critic_loss(batch)
@@ -205,16 +224,17 @@ class DQN(Stateful):
     def critic_loss(self, batch: Batch) -> Loss:
         """The loss (4) or (7)."""
         out = _of(self.critic(batch.obs), batch.action)  # [B, K]
+        metrics = {}
         if self.z is None:
             q, wanted = out.squeeze(-1), self.target(batch)
             row_loss = self.distance(wanted - q)
         else:
-            target = self.target_distribution(batch, self.z)
+            target, metrics["critic/clipped"] = self.target_distribution(batch, self.z)
             (row_loss,), (q,) = categorical.cross_entropy(out.unsqueeze(0), target, self.z)
             wanted = categorical.mean(target, self.z)
         loss = (batch.weight * row_loss).mean()  # (4), (7)
         td_error = (wanted - q).detach().abs()
-        metrics = {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
+        metrics |= {"critic/loss": loss.detach(), "critic/q": q.detach().mean()}
         return Loss(loss, metrics | {"critic/td_error": td_error.mean()}, {"td_error": td_error})
 
     def distance(self, delta: Tensor) -> Tensor:
@@ -232,12 +252,15 @@ class DQN(Stateful):
     def target(self, batch: Batch) -> Tensor:
         return batch.reward + batch.discount * self.next_value(batch).squeeze(-1)  # (3)
 
-    def target_distribution(self, batch: Batch, z: Tensor) -> Tensor:
+    def target_distribution(self, batch: Batch, z: Tensor) -> tuple[Tensor, Tensor]:
+        """And the share of it that lay outside of the value range."""
         logits = self.next_value(batch).unsqueeze(0)  # one critic: [1, B, K]
-        target = categorical.project_shifted(
-            logits, base=batch.reward, slope=batch.discount, z=z, lowest=False
-        )
-        return target.squeeze(0)  # (6)
+        reward = batch.reward
+        if self.return_scale is not None:
+            reward = self.return_scale(reward, batch.obs.task)
+        move = {"base": reward, "slope": batch.discount, "z": z}
+        target = categorical.project_shifted(logits, **move, lowest=False)
+        return target.squeeze(0), categorical.clipped_mass(logits, **move)  # (6)
 
 
 def _of(out: Tensor, action: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
-from fleetfoot.nn.reward_scale import RewardScale
+from fleetfoot.nn.reward_scale import Bound, value_support
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
@@ -48,10 +48,10 @@ from fleetfoot.rng import RandomStream, random_streams, seeded_init
 class FastSACConfig:
     """FastSAC: SAC with distributional critics, for thousands of environments."""
 
-    v_min: float = -250.0
-    """Smallest value the critics can express."""
-    v_max: float = 250.0
-    """Largest value the critics can express."""
+    v_min: Bound = "auto"
+    """Smallest value the critics can express; auto: rewards are scaled so that returns fit."""
+    v_max: Bound = "auto"
+    """Largest value the critics can express; auto like `v_min`."""
     num_atoms: int = 101
     """Atoms of the value support (K)."""
     num_critics: int = 2
@@ -89,7 +89,7 @@ class FastSACConfig:
 
     @property
     def traits(self) -> Traits:
-        return Traits(follows_episodes=self.normalize_reward)
+        return Traits(follows_episodes=self.normalize_reward or self.v_min == "auto")
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
@@ -133,10 +133,12 @@ class FastSAC(Stateful):
         self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, self.norms.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
-        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
-        self.reward_scale: RewardScale | None = None
-        if cfg.normalize_reward:
-            self.reward_scale = RewardScale.into(cfg.v_min, cfg.v_max, spec, gamma).to(device)
+        self.z, self.reward_scale = value_support(
+            *(cfg.v_min, cfg.v_max, cfg.num_atoms, spec),
+            gamma=gamma,
+            normalize_reward=cfg.normalize_reward,
+            device=device,
+        )
         policy_updates = total_updates // cfg.policy_every
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         self.step_policy = cfg.policy_optim.build(self.gaussian, policy_updates)
@@ -145,8 +147,7 @@ class FastSAC(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.reward_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
@@ -174,27 +175,30 @@ class FastSAC(Stateful):
 
     def critic_loss(self, batch: Batch, noise: Tensor) -> Loss:
         """The loss (4)."""
-        target = self.target_distribution(batch, noise)  # [B, K]
+        target, clipped = self.target_distribution(batch, noise)  # [B, K]
         logits = self.critic(batch.obs, batch.action)  # [E, B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
         td_error = (q.mean(0) - categorical.mean(target, self.z)).abs()
-        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/clipped": clipped}
         return Loss(loss, metrics, {"td_error": td_error})
 
     @torch.no_grad()
-    def target_distribution(self, batch: Batch, noise: Tensor) -> Tensor:
+    def target_distribution(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """And the share of it that lay outside of the value range."""
         action, log_prob = self.gaussian.sample(batch.next_obs, noise)
         logits = self.critic_target(batch.next_obs, action)  # (2) [E, B, K]
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.obs.task)
         base = reward - batch.discount * self.alpha() * log_prob  # (1)
-        lowest = self.cfg.clipped_double_q
-        target = categorical.project_shifted(  # (3)
-            logits, base=base, slope=batch.discount, z=self.z, lowest=lowest
+        lowest, move = (
+            self.cfg.clipped_double_q,
+            {"base": base, "slope": batch.discount, "z": self.z},
         )
-        return target if lowest else target.mean(0)
+        target = categorical.project_shifted(logits, **move, lowest=lowest)  # (3)
+        clipped = categorical.clipped_mass(logits, **move)
+        return target if lowest else target.mean(0), clipped
 
     def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
         """The loss (5)."""

@@ -27,7 +27,7 @@ Deviations from the published code:
     [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
     [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser touches it. Returns for
         reward normalisation are kept per environment and their statistics per task; the reward of an episode's last
-        step counts.
+        step counts, and the clock's ends do not end them, as they do not end values.
     [8] The cosine of the learning rates advances with every update of its network, not with every vec step.
 """
 
@@ -48,7 +48,7 @@ from fleetfoot.nn.encode import ObsNorms, QNetwork, TanhPolicy
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
-from fleetfoot.nn.reward_scale import RewardScale
+from fleetfoot.nn.reward_scale import Bound, value_support
 from fleetfoot.ops import categorical
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamWConfig
@@ -59,10 +59,10 @@ from fleetfoot.rng import RandomStream, seeded_init
 class FastTD3Config:
     """FastTD3: TD3 with distributional critics, for thousands of environments."""
 
-    v_min: float = -250.0
-    """Smallest value the critics can express."""
-    v_max: float = 250.0
-    """Largest value the critics can express."""
+    v_min: Bound = "auto"
+    """Smallest value the critics can express; auto: rewards are scaled so that returns fit."""
+    v_max: Bound = "auto"
+    """Largest value the critics can express; auto like `v_min`."""
     num_atoms: int = 101
     """Atoms of the value support (K)."""
     num_critics: int = 2
@@ -94,7 +94,7 @@ class FastTD3Config:
 
     @property
     def traits(self) -> Traits:
-        return Traits(follows_episodes=self.normalize_reward)
+        return Traits(follows_episodes=self.normalize_reward or self.v_min == "auto")
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
@@ -134,18 +134,19 @@ class FastTD3(Stateful):
             self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
         self.behaviour = self.policy
         self.critic_target = target_copy(self.critic, self.norms.critic)
-        self.z = categorical.support(cfg.v_min, cfg.v_max, cfg.num_atoms, device)
-        self.reward_scale: RewardScale | None = None
-        if cfg.normalize_reward:
-            self.reward_scale = RewardScale.into(cfg.v_min, cfg.v_max, spec, gamma).to(device)
+        self.z, self.reward_scale = value_support(
+            *(cfg.v_min, cfg.v_max, cfg.num_atoms, spec),
+            gamma=gamma,
+            normalize_reward=cfg.normalize_reward,
+            device=device,
+        )
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         self.step_policy = cfg.policy_optim.build(self.policy, total_updates // cfg.policy_every)
 
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.reward_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
@@ -169,17 +170,18 @@ class FastTD3(Stateful):
 
     def critic_loss(self, batch: Batch, xi: Tensor) -> Loss:
         """The loss (4)."""
-        target = self.target_distribution(batch, xi)  # [B, K] or [E, B, K]
+        target, clipped = self.target_distribution(batch, xi)  # [B, K] or [E, B, K]
         logits = self.critic(batch.obs, batch.action)  # [E, B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean(-1).sum()  # (4)
         wanted = categorical.mean(target, self.z)
         td_error = (q.mean(0) - (wanted.mean(0) if wanted.dim() == 2 else wanted)).abs()
-        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/clipped": clipped}
         return Loss(loss, metrics, {"td_error": td_error})
 
     @torch.no_grad()
-    def target_distribution(self, batch: Batch, xi: Tensor) -> Tensor:
+    def target_distribution(self, batch: Batch, xi: Tensor) -> tuple[Tensor, Tensor]:
+        """And the share of it that lay outside of the value range."""
         clip = self.cfg.noise_clip
         noise = (self.cfg.policy_noise * xi).clamp(-clip, clip)
         action = (self.policy(batch.next_obs).float() + noise).clamp(-1.0, 1.0)  # (1)
@@ -187,10 +189,12 @@ class FastTD3(Stateful):
         reward = batch.reward
         if self.reward_scale is not None:
             reward = self.reward_scale(reward, batch.obs.task)
-        lowest = self.cfg.clipped_double_q
-        return categorical.project_shifted(  # (2), (3)
-            logits, base=reward, slope=batch.discount, z=self.z, lowest=lowest
+        lowest, move = (
+            self.cfg.clipped_double_q,
+            {"base": reward, "slope": batch.discount, "z": self.z},
         )
+        target = categorical.project_shifted(logits, **move, lowest=lowest)  # (2), (3)
+        return target, categorical.clipped_mass(logits, **move)
 
     def policy_loss(self, obs: Obs) -> Loss:
         """The loss (5)."""

@@ -25,8 +25,9 @@ held for random lengths of time (`explore.HeldNoiseConfig`).
 
 Deviations from the authors' code (87edc90):
 
-    [1] Rewards: the last reward of an episode closes its return instead of opening the next one, and the divisor is 1,
-        not about 1, until there is data (`nn/reward_scale.py`).
+    [1] Rewards: the last reward of an episode closes its return instead of opening the next one, the clock's ends do
+        not close it, because values go on there too, and the divisor is 1, not about 1, until there is data
+        (`nn/reward_scale.py`).
     [2] A window cut short after m steps is discounted by gamma^m, not gamma^n.
     [3] bf16 without a gradient scaler, where they use fp16 with one.
     [4] Running statistics of the target critic are not kept, and actions for s' in (1) not drawn: nothing reads them.
@@ -42,10 +43,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_above_zero, check_at_least, check_tau, flat_actions
+from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.nn.batch_norm import named, running, statistics, store_
 from fleetfoot.nn.encode import ObsNorms, QNetwork
@@ -95,7 +96,7 @@ class FlashSACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FlashSAC:
         check_above_zero(self, "v_max", "alpha", "target_std")
-        check_at_least(self, num_atoms=2, num_critics=1, policy_every=1)
+        at_least(self, "agent", num_atoms=2, num_critics=1, policy_every=1)
         check_tau(self.tau)
         return FlashSAC(self, spec, gamma, total_updates, seed, device)
 
@@ -143,7 +144,7 @@ class FlashSAC(Stateful):
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
 
     def observe(self, fresh: Transition) -> None:
-        self.reward_scale.update(fresh.reward, fresh.terminated | fresh.truncated, fresh.obs.task)
+        self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         metrics = self.update_policy(batch) if self.updates % self.cfg.policy_every == 0 else {}
@@ -188,26 +189,27 @@ class FlashSAC(Stateful):
             next_action, log_prob = self.gaussian.sample(batch.next_obs, noise)  # (4)
         obs = joint(batch.obs, batch.next_obs)
         action = torch.cat([batch.action, next_action])
-        target = self.target_distribution(batch, obs, action, log_prob)  # [B, K]
+        target, clipped = self.target_distribution(batch, obs, action, log_prob)  # [B, K]
         fresh: list[Tensor] = []
         logits = self.critic(obs, action, fresh)[:, : len(noise)]  # [E, B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean()  # (7)
         td_error = (q.mean(0) - categorical.mean(target, self.z)).abs()
-        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean()}
+        metrics = {"critic/loss": loss.detach(), "critic/q": q.mean(), "critic/clipped": clipped}
         return Loss(loss, metrics, {"td_error": td_error} | named(fresh))
 
     @torch.no_grad()
     def target_distribution(
         self, batch: Batch, obs: Obs, action: Tensor, log_prob: Tensor
-    ) -> Tensor:
-        """`obs` and `action` are the joint rows, `log_prob` [B] that of the next actions."""
+    ) -> tuple[Tensor, Tensor]:
+        """And the share of it that lay outside of the value range. `obs` and `action` are the joint rows, `log_prob`
+        [B] that of the next actions."""
         logits = self.critic_target(obs, action, [])[:, len(log_prob) :]  # (5) [E, B, K]
         reward = self.reward_scale(batch.reward, batch.obs.task)
         base = reward - batch.discount * self.alpha() * log_prob
-        return categorical.project_shifted(  # (6)
-            logits, base=base, slope=batch.discount, z=self.z, lowest=True
-        )
+        move = {"base": base, "slope": batch.discount, "z": self.z}
+        target = categorical.project_shifted(logits, **move, lowest=True)  # (6)
+        return target, categorical.clipped_mass(logits, **move)
 
     def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
         critic, policy = self.critic, self.gaussian

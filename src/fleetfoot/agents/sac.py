@@ -41,10 +41,10 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_at_least, check_tau, flat_actions
+from fleetfoot.agents.checks import check_tau, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.diagnose.units import is_relu
 from fleetfoot.errors import UserError
@@ -129,7 +129,7 @@ class SACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> SAC:
         check_tau(self.tau)
-        check_at_least(self, num_critics=2)
+        at_least(self, "agent", num_critics=2)
         if self.plasticity is not None and self.plasticity.every_updates < 1:
             raise UserError("agent.plasticity.every_updates must be at least 1.")
         return SAC(self, spec, total_updates, seed, device)

@@ -75,12 +75,12 @@ def python() -> list[Finding]:
 def hardware() -> list[Finding]:
     from fleetfoot.system import usable_cores
 
-    found = [f"{usable_cores()} usable cores"]
+    facts = [f"{usable_cores()} usable cores"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        found.append(f"{memory / 2**30:.1f} GiB memory")
-    found.append(f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
-    return [Finding("machine", ", ".join(found))]
+        facts.append(f"{memory / 2**30:.1f} GiB memory")
+    facts.append(f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
+    return [Finding("machine", ", ".join(facts))]
 
 
 def torch_and_gpu() -> list[Finding]:
@@ -116,20 +116,21 @@ def rendering() -> list[Finding]:
 def compiler() -> list[Finding]:
     """What torch.compile needs (`--execution compiled`)."""
     names = [os.environ.get("CXX", ""), "g++", "c++", "clang++", "cl"]
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found:
-        return [Finding("compiler", f"{found}, for --execution compiled")]
+    compiler_path = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler_path:
+        return [Finding("compiler", f"{compiler_path}, for --execution compiled")]
     return [Finding("compiler", "no C++ compiler; nothing is compiled", "apt-get install g++")]
 
 
 def extras() -> list[Finding]:
-    found = [
+    findings = [
         _package("tensorboard", "tensorboard", "pip install tensorboard", needed=True),
         _package("video encoder", "imageio-ffmpeg", "pip install 'imageio[ffmpeg]'", needed=True),
     ]
     optional = [
         ("Atari games", "ale-py", "atari"),
         ("EnvPool", "envpool", "envpool"),
+        ("robots on a GPU", "mujoco-warp", "warp"),
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
@@ -138,8 +139,8 @@ def extras() -> list[Finding]:
         ("bench peers", "stable-baselines3", "bench"),
     ]
     for what, package, extra in optional:
-        found.append(_package(what, package, f"pip install 'fleetfoot[{extra}]'"))
-    return found
+        findings.append(_package(what, package, f"pip install 'fleetfoot[{extra}]'"))
+    return findings
 
 
 def _package(what: str, package: str, fix: str, needed: bool = False) -> Finding:

@@ -157,8 +157,8 @@ def _narrowed(field: StructFieldSpec, fixed: bool) -> StructFieldSpec:
     return dataclasses.replace(field, helptext=lambda: _joined(field.helptext))
 
 
-def _joined(text: str | Callable[[], str | None] | None) -> str:
-    return " ".join(((text() if callable(text) else text) or "").split())
+def _joined(text: str | Callable[[], str | None] | None) -> str | None:
+    return " ".join(((text() if callable(text) else text) or "").split()) or None
 
 
 def _no_part(hint: Any) -> PrimitiveConstructorSpec[None]:

@@ -44,16 +44,26 @@ class AtariConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     game: str = "Pong"
-    full_actions: bool = False  # all 18 actions instead of those that do something in this game
-    clip_rewards: bool = True  # to [-1, 1]; never in evaluation
-    life_loss: bool = False  # a lost life ends an episode of learning; never in evaluation
-    sticky: float = 0.0  # the chance, in each frame, that the console repeats the last action
+    full_actions: bool = False
+    """All 18 actions instead of those that do something in this game."""
+    clip_rewards: bool = True
+    """Clip rewards to [-1, 1]; never in evaluation."""
+    life_loss: bool = False
+    """A lost life ends a training episode; never in evaluation."""
+    sticky: float = 0.0
+    """Probability, in each frame, that the console repeats the last action."""
     sticky_in_evaluation: bool = False
-    max_noops: int = 30  # an episode begins with 0 to so many frames in which nothing is pressed
-    fire_start: bool = False  # press FIRE first, where the game has it
-    max_frames: int = 108_000  # frames of a game until it is truncated
-    evaluation_max_frames: int = 108_000  # 30 minutes of play
-    threads: int = 0  # that step the consoles; 0: as many as there are usable cores
+    """Sticky actions in evaluation too."""
+    max_noops: int = 30
+    """An episode begins with 0 to so many frames in which nothing is pressed."""
+    fire_start: bool = False
+    """Press FIRE first, where the game has it."""
+    max_frames: int = 108_000
+    """Frames of a game until it is truncated."""
+    evaluation_max_frames: int = 108_000
+    """The same in evaluation; the default is 30 minutes of play."""
+    threads: int = 0
+    """Threads that step the consoles; 0: as many as there are usable cores."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.sticky < 1:

@@ -14,6 +14,7 @@ import torch
 
 from fleetfoot.config import at_least, part
 from fleetfoot.envs.subprocess.env import ProcessEnv
+from fleetfoot.envs.vec_env import check_module
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
 
@@ -61,8 +62,10 @@ class HumanoidBenchConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "h1hand-walk"
-    processes: int = 0  # that step the environments; 0: as many as there are usable cores
+    processes: int = 0
+    """Processes that step the environments; 0: as many as there are usable cores."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments for `gymnasium.make`."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", processes=0)
@@ -80,17 +83,22 @@ class HumanoidBenchConfig:
                 "docs/environments/humanoid_bench.md."
             )
         # `package` reads this setting of its hierarchical policies even where there is none.
-        own = {"policy_path": None} if self.task.endswith("-package") else {}
+        settings = {"policy_path": None} if self.task.endswith("-package") else {}
         return ProcessEnv(
             f"humanoid_bench/{self.task}",
             f"humanoid_bench:{self.task}-v0",
-            own | self.kwargs,
+            settings | self.kwargs,
             num_envs,
             self.processes or usable_cores(),
             seed,
             device,
             _surroundings(),
         )
+
+    def when_stored(self) -> HumanoidBenchConfig:
+        if self.kwargs:  # some name files with pickled policies, which the package loads
+            check_module("humanoid_bench:with kwargs")
+        return self
 
     def for_evaluation(self) -> HumanoidBenchConfig:
         return self

@@ -17,36 +17,8 @@ from torch import Tensor
 
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.counter import env_keys, uniforms
 from fleetfoot.errors import UserError, nearest
-
-GOLDEN = -0x61C8864680B583EB  # the odd number nearest to 2^64 / golden ratio, as int64
-
-
-def mix(x: Tensor) -> Tensor:
-    """SplitMix64's next output for each int64 counter; int64 arithmetic in torch wraps around."""
-    x = x + GOLDEN
-    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
-    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: `>>` alone would bring in copies of the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def env_keys(seed: int, num_envs: int, device: torch.device) -> Tensor:
-    """One key per environment [N]; the key of environment i does not depend on N."""
-    wrapped = (seed + 2**63) % 2**64 - 2**63
-    start = mix(torch.full((1,), wrapped, dtype=torch.int64, device=device))
-    return mix(start + torch.arange(num_envs, device=device))
-
-
-def uniforms(key: Tensor, episode: Tensor, count: int) -> Tensor:
-    """float32 [N, count] in [0, 1), a function of each environment's key and episode number."""
-    stream = mix(key ^ mix(episode))  # [N]
-    bits = mix(stream[:, None] + GOLDEN * torch.arange(1, count + 1, device=key.device))
-    return _shift(bits, 40).float() * 2.0**-24  # the 24 bits a float32 can hold
 
 
 class Task(Protocol):
@@ -232,12 +204,12 @@ class PointMass(Task):
 
     def observe(self, state: Tensor) -> tuple[Tensor, Tensor]:
         position, velocity, goal = state.tensor_split(3, 1)
-        seen = [position] if self.num_tasks > 1 else [position, goal - position]
+        visible = [position] if self.num_tasks > 1 else [position, goal - position]
         if not self.privileged:
-            obs = torch.cat([*seen, velocity], 1)
+            obs = torch.cat([*visible, velocity], 1)
             return obs, obs
         distance = (goal - position).norm(dim=1, keepdim=True)
-        return torch.cat(seen, 1), torch.cat([*seen, velocity, distance], 1)
+        return torch.cat(visible, 1), torch.cat([*visible, velocity, distance], 1)
 
     def draw(self, state: list[float], picture: Picture) -> None:
         picture.line((state[4], state[5]), (state[4], state[5]), 0.1, GREEN)
@@ -298,8 +270,8 @@ class TensorEnv:
         return {name: getattr(self, name).clone() for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        own = self.state_dict()
-        for name, now in own.items():
+        current = self.state_dict()
+        for name, now in current.items():
             saved = state.get(name)
             if saved is None or saved.shape != now.shape:
                 shape = None if saved is None else list(saved.shape)
@@ -307,7 +279,7 @@ class TensorEnv:
                     f"the saved state does not fit {self.spec.name}: {name!r} is {shape}, not "
                     f"{list(now.shape)}. Restore it with the same task and number of environments."
                 )
-        for name, now in own.items():
+        for name, now in current.items():
             setattr(self, name, state[name].to(self.device, now.dtype, copy=True))
         return self._obs(*self.task.observe(self.state))
 
@@ -358,8 +330,10 @@ class TensorConfig:
     """One of the tasks of this file. `privileged` is for `point_mass`, `num_tasks` for it and `pendulum`."""
 
     task: str = "pendulum"
-    privileged: bool = False  # the critic sees more than the actor
-    num_tasks: int = 1  # environment i belongs to task i % num_tasks
+    privileged: bool = False
+    """The critic sees more than the actor."""
+    num_tasks: int = 1
+    """Environment i belongs to task i % num_tasks."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", num_tasks=1)

@@ -47,10 +47,10 @@ class EpisodeStats:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name in ("returns", "lengths", "ended"):
-            mine = getattr(self, name)
-            if state[name].shape != mine.shape:  # `copy_` would spread one value over all
+            current = getattr(self, name)
+            if state[name].shape != current.shape:  # `copy_` would spread one value over all
                 raise UserError(
                     f"the episode statistics saved here have {name} of shape "
-                    f"{tuple(state[name].shape)}, this run needs {tuple(mine.shape)}"
+                    f"{tuple(state[name].shape)}, this run needs {tuple(current.shape)}"
                 )
-            mine.copy_(state[name])
+            current.copy_(state[name])

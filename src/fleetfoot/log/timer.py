@@ -60,9 +60,9 @@ class StepTimer:
         """The means since the last call. The device must be idle."""
         for name, begin, end in self.events:
             self.seconds[name] += begin.elapsed_time(end) / 1e3
-        found = {
+        means = {
             f"time/{name}_ms": 1e3 * seconds / max(1, self.measured)
             for name, seconds in self.seconds.items()
         }
         self.forget()
-        return found
+        return means

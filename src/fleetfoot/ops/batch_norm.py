@@ -34,17 +34,17 @@ def batch_norm(
     """
     features, rows = x.float(), x.shape[-2]
     if features.is_cuda:
-        found_variance, found = torch.var_mean(features, -2, correction=0, keepdim=True)
-        centred = features - found
+        batch_variance, batch_mean = torch.var_mean(features, -2, correction=0, keepdim=True)
+        centred = features - batch_mean
     else:  # there `var_mean` takes several times as long
-        found = features.mean(-2, keepdim=True)
-        centred = features - found
-        found_variance = centred.square().mean(-2, keepdim=True)
-    scale = weight.unsqueeze(-2) * (found_variance + eps).rsqrt()
+        batch_mean = features.mean(-2, keepdim=True)
+        centred = features - batch_mean
+        batch_variance = centred.square().mean(-2, keepdim=True)
+    scale = weight.unsqueeze(-2) * (batch_variance + eps).rsqrt()
     out = torch.addcmul(bias.unsqueeze(-2), centred, scale)
     with torch.no_grad():
-        unbiased = found_variance.squeeze(-2) * (rows / (rows - 1))
-        new_mean = torch.lerp(mean, found.squeeze(-2), momentum)
+        unbiased = batch_variance.squeeze(-2) * (rows / (rows - 1))
+        new_mean = torch.lerp(mean, batch_mean.squeeze(-2), momentum)
         new_variance = torch.lerp(variance, unbiased, momentum)
     return _finished(out, x.dtype, relu, plus), new_mean, new_variance
 

@@ -41,6 +41,15 @@ def mean(probs: Tensor, z: Tensor) -> Tensor:
     return (probs * z).sum(-1)
 
 
+def clipped_mass(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor) -> Tensor:
+    """Which share of softmax(logits) [E, B, K], its atoms moved to base + slope z, lies outside of z: a scalar."""
+    with torch.no_grad():
+        y = base.unsqueeze(1) + slope.unsqueeze(1) * z  # [B, K]
+        room = 1e-4 * (z[-1] - z[0])  # an atom that rounding has moved over the edge is not outside
+        outside = (y < z[0] - room) | (y > z[-1] + room)
+        return (logits.float().softmax(-1) * outside).sum(-1).mean()
+
+
 def value(out: Tensor, z: Tensor | None) -> Tensor:
     """Outputs of a critic, [..., K], as values [...]: the mean over z of softmax(out), or without z the one number."""
     return out.squeeze(-1) if z is None else mean(out.softmax(-1), z)

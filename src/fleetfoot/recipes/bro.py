@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.envpool.tasks import dm_control_id
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig
@@ -25,11 +27,11 @@ FAST = replace(FULL, resets=(15_001,))
 MINIMAL = replace(FULL, optimist=None, resets=())
 
 
-def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: int) -> Recipe:
+def dm_control(name: str, task: str, agent: BROConfig, updates: int) -> Recipe:
     """As published: one environment, the first update at env step 2,500, five evaluation episodes every 25,000."""
     return Recipe(
         name=name,
-        env=EnvPoolConfig(task=task),
+        env=EnvPoolConfig(task=dm_control_id(task)),
         agent=agent,
         explorer=AsSampledConfig(random_vec_steps=2_499),
         replay=ReplayConfig(capacity=1_000_000),
@@ -41,7 +43,7 @@ def dm_control(name: str, task: str, agent: BROConfig, updates: int, env_steps: 
         precision="tf32",
         num_envs=1,
         batch_size=128,
-        total_vec_steps=env_steps,
+        total_vec_steps=1_000_000,
     )
 
 
@@ -82,33 +84,27 @@ def pendulum(name: str, agent: BROConfig) -> Recipe:
     )
 
 
+TASKS = ("walker-run", "quadruped-run")
+FAMILIES = {  # the agent, its updates per step, what the list says about it, and its tasks
+    "bro": (FULL, 10, "10 updates per step", TASKS),
+    "bro_fast": (FAST, 2, "2 updates per step", TASKS),
+    "bro_minimal": (MINIMAL, 10, "no optimistic actor, no resets", TASKS[:1]),
+}
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    "bro/walker-run": (
-        "dm_control walker-run, 10 updates per step",
-        lambda: dm_control("bro/walker-run", "WalkerRun-v1", FULL, 10, 1_000_000),
-    ),
-    "bro/quadruped-run": (
-        "dm_control quadruped-run, 10 updates per step",
-        lambda: dm_control("bro/quadruped-run", "QuadrupedRun-v1", FULL, 10, 1_000_000),
-    ),
+    f"{family}/{task}": (
+        f"dm_control {task}, {what}",
+        partial(dm_control, f"{family}/{task}", task, agent, updates),
+    )
+    for family, (agent, updates, what, tasks) in FAMILIES.items()
+    for task in tasks
+}
+RECIPES |= {
     "bro/pendulum": (
         "pendulum swing-up written in torch",
-        lambda: pendulum("bro/pendulum", FULL),
-    ),
-    "bro_fast/walker-run": (
-        "dm_control walker-run, 2 updates per step",
-        lambda: dm_control("bro_fast/walker-run", "WalkerRun-v1", FAST, 2, 1_000_000),
-    ),
-    "bro_fast/quadruped-run": (
-        "dm_control quadruped-run, 2 updates per step",
-        lambda: dm_control("bro_fast/quadruped-run", "QuadrupedRun-v1", FAST, 2, 1_000_000),
-    ),
-    "bro_minimal/walker-run": (
-        "dm_control walker-run, no optimistic actor, no resets",
-        lambda: dm_control("bro_minimal/walker-run", "WalkerRun-v1", MINIMAL, 10, 1_000_000),
+        partial(pendulum, "bro/pendulum", FULL),
     ),
     "bro_minimal/pendulum": (
         "pendulum swing-up written in torch, no optimistic actor, no resets",
-        lambda: pendulum("bro_minimal/pendulum", MINIMAL),
+        partial(pendulum, "bro_minimal/pendulum", MINIMAL),
     ),
 }

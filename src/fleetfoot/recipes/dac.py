@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from fleetfoot.agents.dac import DACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.envpool.tasks import dm_control_id
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig
 from fleetfoot.log import LogConfig
@@ -21,13 +23,13 @@ from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
-def dm_control(name: str, task: str) -> Recipe:
+def dm_control(task: str) -> Recipe:
     """The low replay ratio of the paper: three updates per action, each action repeated twice, the first update at vec
     step 25,000.
     """
     return Recipe(
-        name=name,
-        env=EnvPoolConfig(task=task, action_repeat=2),
+        name=f"dac/{task}",
+        env=EnvPoolConfig(task=dm_control_id(task), action_repeat=2),
         agent=DACConfig(),
         explorer=AsSampledConfig(random_vec_steps=24_999),
         replay=ReplayConfig(capacity=3_000_000),
@@ -65,13 +67,7 @@ def pendulum() -> Recipe:
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    "dac/hopper-hop": (
-        "dm_control hopper-hop, 3 updates per action",
-        lambda: dm_control("dac/hopper-hop", "HopperHop-v1"),
-    ),
-    "dac/quadruped-run": (
-        "dm_control quadruped-run, 3 updates per action",
-        lambda: dm_control("dac/quadruped-run", "QuadrupedRun-v1"),
-    ),
-    "dac/pendulum": ("pendulum swing-up written in torch", pendulum),
+    f"dac/{task}": (f"dm_control {task}, 3 updates per action", partial(dm_control, task))
+    for task in ("hopper-hop", "quadruped-run")
 }
+RECIPES["dac/pendulum"] = "pendulum swing-up written in torch", pendulum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fleetfoot.agents.ddpg import DDPGConfig
@@ -129,41 +130,29 @@ def mjlab(name: str, robot: str, **of_agent: Any) -> Recipe:
     return published(name, env, 50_000, reward_scale=0.5, **of_agent)
 
 
-DISTRIBUTION: dict[str, Any] = {"num_atoms": 51, "v_min": -10.0, "v_max": 10.0}
-
-
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # what the list says, and the critics
+    "pql": ("at the sizes of the paper", {}),
+    "pql_d": ("categorical critics", {"num_atoms": 51, "v_min": -10.0, "v_max": 10.0}),
+}
+TASKS = {
+    "t1-joystick-flat": ("T1JoystickFlatTerrain", "Booster T1 follows a joystick"),
+    "g1-joystick-flat": ("G1JoystickFlatTerrain", "Unitree G1 follows a joystick"),
+}
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "pql/pendulum": ("pendulum swing-up, actor and two learners at the same time", pendulum),
     "pql_d/pendulum": ("pendulum swing-up with categorical critics", pendulum_d),
     "pql/pendulum-published": ("4,096 pendulums at the sizes of the paper", pendulum_published),
     "pql_d/pendulum-published": (
         "4,096 pendulums at the sizes of the paper, categorical critics",
-        lambda: pendulum_published(
-            "pql_d/pendulum-published", num_atoms=51, v_min=-30.0, v_max=0.0
+        partial(
+            pendulum_published, "pql_d/pendulum-published", num_atoms=51, v_min=-30.0, v_max=0.0
         ),
     ),
-    "pql/t1-joystick-flat": (
-        "Booster T1 follows a joystick, at the sizes of the paper; needs a GPU",
-        lambda: playground("pql/t1-joystick-flat", "T1JoystickFlatTerrain"),
-    ),
-    "pql_d/t1-joystick-flat": (
-        "Booster T1 follows a joystick, categorical critics; needs a GPU",
-        lambda: playground("pql_d/t1-joystick-flat", "T1JoystickFlatTerrain", **DISTRIBUTION),
-    ),
-    "pql/g1-joystick-flat": (
-        "Unitree G1 follows a joystick, at the sizes of the paper; needs a GPU",
-        lambda: playground("pql/g1-joystick-flat", "G1JoystickFlatTerrain"),
-    ),
-    "pql_d/g1-joystick-flat": (
-        "Unitree G1 follows a joystick, categorical critics; needs a GPU",
-        lambda: playground("pql_d/g1-joystick-flat", "G1JoystickFlatTerrain", **DISTRIBUTION),
-    ),
-    "pql/mjlab-go1-velocity-flat": (
-        "Unitree Go1 follows velocity commands, mjlab, at the sizes of the paper",
-        lambda: mjlab("pql/mjlab-go1-velocity-flat", "Go1"),
-    ),
-    "pql_d/mjlab-go1-velocity-flat": (
-        "Unitree Go1 follows velocity commands, mjlab, categorical critics",
-        lambda: mjlab("pql_d/mjlab-go1-velocity-flat", "Go1", **DISTRIBUTION),
-    ),
 }
+for _family, (_what, _critics) in FAMILIES.items():
+    for _task, (_id, _line) in TASKS.items():
+        _make = partial(playground, f"{_family}/{_task}", _id, **_critics)
+        RECIPES[f"{_family}/{_task}"] = f"{_line}, {_what}; needs a GPU", _make
+    _name = f"{_family}/mjlab-go1-velocity-flat"
+    _line = f"Unitree Go1 follows velocity commands, mjlab, {_what}"
+    RECIPES[_name] = _line, partial(mjlab, _name, "Go1", **_critics)

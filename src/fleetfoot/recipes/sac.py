@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 from fleetfoot.agents.sac import ReDoConfig, ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.envpool.tasks import dm_control_id
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.evaluate import EvaluationConfig
@@ -42,6 +44,7 @@ PLASTICITY = ("none", "resets", "redo", "crelu")
 PLAIN = "cdql+none+none"
 COMBINATIONS = ["+".join(names) for names in product(CRITIC, NETWORK, PLASTICITY)]
 
+DM_CONTROL = ("walker-run", "dog-stand", "dog-run", "humanoid-run", "quadruped-run", "hopper-hop")
 WEIGHT_DECAY = 1e-2  # the published value is unknown; 1e-4 to 1e-2 are common
 
 
@@ -81,14 +84,15 @@ class Task:
 
 
 def dm_control(
-    task: str,
+    name: str,
+    combination: str,
     *,
+    task: str,
     ratio: int = 2,
-    env_steps: int = 1_000_000,
     action_repeat: int = 1,
     hidden: tuple[int, ...] = (256, 256),
     warmup: int = 10_000,
-) -> Callable[[str, str], Recipe]:
+) -> Recipe:
     """One environment, `ratio` updates per step.
 
     Resets come every 160,000 steps, SR-SAC's 2.56 million updates at its replay ratio of 16, so that there are some at
@@ -98,26 +102,22 @@ def dm_control(
         policy_net=MLPConfig(hidden=hidden, start="orthogonal"),
         critic_net=MLPConfig(hidden=hidden, start="orthogonal"),
     )
-
-    def make(name: str, combination: str) -> Recipe:
-        return Recipe(
-            name=name,
-            env=EnvPoolConfig(task=task, action_repeat=action_repeat),
-            agent=combined(base, combination, 160_000 * ratio),
-            explorer=AsSampledConfig(random_vec_steps=warmup),
-            replay=ReplayConfig(capacity=1_000_000),
-            pace=PaceConfig(updates_per_vec_step=float(ratio), warmup_vec_steps=warmup),
-            topology=SynchronousConfig(),
-            evaluation=EvaluationConfig(every_vec_steps=20_000 // action_repeat, episodes=10),
-            log=LogConfig(every_vec_steps=1_000),
-            checkpoint=CheckpointConfig(every_vec_steps=50_000),
-            precision="tf32",
-            num_envs=1,
-            batch_size=256,
-            total_vec_steps=env_steps // action_repeat,
-        )
-
-    return make
+    return Recipe(
+        name=name,
+        env=EnvPoolConfig(task=dm_control_id(task), action_repeat=action_repeat),
+        agent=combined(base, combination, 160_000 * ratio),
+        explorer=AsSampledConfig(random_vec_steps=warmup),
+        replay=ReplayConfig(capacity=1_000_000),
+        pace=PaceConfig(updates_per_vec_step=float(ratio), warmup_vec_steps=warmup),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=20_000 // action_repeat, episodes=10),
+        log=LogConfig(every_vec_steps=1_000),
+        checkpoint=CheckpointConfig(every_vec_steps=50_000),
+        precision="tf32",
+        num_envs=1,
+        batch_size=256,
+        total_vec_steps=1_000_000 // action_repeat,
+    )
 
 
 def pendulum(name: str, combination: str) -> Recipe:
@@ -154,25 +154,20 @@ def pendulum_actors(name: str, combination: str) -> Recipe:
     return replace(pendulum(name, combination), topology=topology)
 
 
-def like_dac(task: str) -> Callable[[str, str], Recipe]:
-    """The published settings of DAC, for comparisons in which only the algorithm differs."""
-    hidden = (256, 256, 256)
-    return dm_control(task, ratio=3, action_repeat=2, hidden=hidden, warmup=25_000)
-
+# The published settings of DAC, for comparisons in which only the algorithm differs.
+like_dac = partial(dm_control, ratio=3, action_repeat=2, hidden=(256, 256, 256), warmup=25_000)
 
 TASKS: dict[str, Task] = {
-    "pendulum": Task("pendulum swing-up written in torch", pendulum),
-    "pendulum-actors": Task("the pendulum, collected by two actors (Ape-X)", pendulum_actors),
-    "walker-run": Task("dm_control walker-run", dm_control("WalkerRun-v1")),
-    "dog-stand": Task("dm_control dog-stand", dm_control("DogStand-v1")),
-    "dog-run": Task("dm_control dog-run", dm_control("DogRun-v1")),
-    "humanoid-run": Task("dm_control humanoid-run", dm_control("HumanoidRun-v1")),
-    "quadruped-run": Task("dm_control quadruped-run", dm_control("QuadrupedRun-v1")),
-    "hopper-hop": Task("dm_control hopper-hop", dm_control("HopperHop-v1")),
-    "quadruped-run-rr3": Task(
-        "dm_control quadruped-run, settings of DAC", like_dac("QuadrupedRun-v1")
+    "pendulum": Task(
+        "pendulum swing-up written in torch; sac/TASK/cdql+ln+resets etc.: 64 combinations",
+        pendulum,
     ),
-    "hopper-hop-rr3": Task("dm_control hopper-hop, settings of DAC", like_dac("HopperHop-v1")),
+    "pendulum-actors": Task("the pendulum, collected by two actors (Ape-X)", pendulum_actors),
+    **{task: Task(f"dm_control {task}", partial(dm_control, task=task)) for task in DM_CONTROL},
+    **{
+        f"{task}-rr3": Task(f"dm_control {task}, settings of DAC", partial(like_dac, task=task))
+        for task in ("quadruped-run", "hopper-hop")
+    },
 }
 
 
@@ -197,11 +192,6 @@ def find(name: str) -> Recipe:
     return TASKS[task].make(name, combination)
 
 
-def _listed(task: str) -> tuple[str, Callable[[], Recipe]]:
-    more = "" if task != "pendulum" else "; sac/TASK/cdql+ln+resets etc.: 64 combinations"
-    return TASKS[task].line + more, lambda: find(f"sac/{task}")
-
-
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    f"sac/{task}": _listed(task) for task in TASKS
+    f"sac/{name}": (task.line, partial(find, f"sac/{name}")) for name, task in TASKS.items()
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from fleetfoot.agents.vpl import VPLConfig
 from fleetfoot.nn.mlp import MLPConfig
@@ -14,15 +15,11 @@ from fleetfoot.replay.held_out import HeldOutUniformConfig
 from fleetfoot.replay.replay import ReplayConfig
 
 
-def dm_control(task: str, env_id: str) -> tuple[str, Callable[[], Recipe]]:
+def dm_control(task: str) -> Recipe:
     """As SAC: one environment, two updates per step. A part of the replay is held out."""
-    name = f"vpl/{task}"
-
-    def make() -> Recipe:
-        replay = ReplayConfig(capacity=1_000_000, sampler=HeldOutUniformConfig())
-        return replace(sac.dm_control(env_id)(name, sac.PLAIN), agent=VPLConfig(), replay=replay)
-
-    return f"dm_control {task}, 2 updates per step", make
+    replay = ReplayConfig(capacity=1_000_000, sampler=HeldOutUniformConfig())
+    base = sac.dm_control(f"vpl/{task}", sac.PLAIN, task=task)
+    return replace(base, agent=VPLConfig(), replay=replay)
 
 
 def pendulum() -> Recipe:
@@ -40,16 +37,8 @@ def pendulum() -> Recipe:
     return replace(sac.pendulum("vpl/pendulum", sac.PLAIN), agent=agent, replay=replay)
 
 
-TASKS = {
-    "quadruped-run": "QuadrupedRun-v1",
-    "dog-stand": "DogStand-v1",
-    "dog-run": "DogRun-v1",
-    "humanoid-run": "HumanoidRun-v1",
-    "walker-run": "WalkerRun-v1",
-    "hopper-hop": "HopperHop-v1",
-}
-
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    **{f"vpl/{task}": dm_control(task, env_id) for task, env_id in TASKS.items()},
-    "vpl/pendulum": ("pendulum swing-up written in torch", pendulum),
+    f"vpl/{task}": (f"dm_control {task}, 2 updates per step", partial(dm_control, task))
+    for task in sac.DM_CONTROL
 }
+RECIPES["vpl/pendulum"] = "pendulum swing-up written in torch", pendulum

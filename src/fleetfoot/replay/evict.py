@@ -162,11 +162,11 @@ class Inverse:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def changed(self, leaf: Tensor, priority: Tensor) -> None:
-        kept = priority > 0
+        readable = priority > 0
         # Leaves named twice stay what they are, readable or not, so each counts once.
-        self.count += kept.sum() - (self.tree.get(leaf) > 0).sum()
-        chance = torch.where(kept, priority, 1.0).pow(self.exponent)
-        self.tree.set(leaf, torch.where(kept, chance, 0.0), distinct=True)
+        self.count += readable.sum() - (self.tree.get(leaf) > 0).sum()
+        chance = torch.where(readable, priority, 1.0).pow(self.exponent)
+        self.tree.set(leaf, torch.where(readable, chance, 0.0), distinct=True)
 
     def appended(self, ring: Ring, lines: int) -> Tensor | None:
         u = torch.rand(

@@ -173,12 +173,12 @@ class Addresses:
         self.at = torch.zeros(capacity + 1, dtype=dtype, device=device)
         self.written, self.num_dropped = torch.zeros(2, dtype=torch.int64, device=device).unbind()
 
-    def add(self, address: Tensor, mine: Tensor) -> None:
-        """Those of `address` [k] that are `mine` [k] bool."""
-        place = (self.written + mine.cumsum(0) - 1) % self.capacity
-        place = torch.where(mine, place, self.capacity)
+    def add(self, address: Tensor, members: Tensor) -> None:
+        """Those of `address` [k] that are `members` [k] bool."""
+        place = (self.written + members.cumsum(0) - 1) % self.capacity
+        place = torch.where(members, place, self.capacity)
         self.at.scatter_(0, place, address.to(self.at.dtype))
-        self.written += mine.sum()
+        self.written += members.sum()
 
     def pick(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """All equally likely, from u [k] float64, uniform on [0, 1); and, a single bool: are there any?"""

@@ -75,8 +75,8 @@ class Observations:
         return self.obs.whole(*self.obs.gather(at), task)
 
     def state_dict(self) -> dict[str, Any]:
-        mine = {"written": self.written, "tensors": self.obs.tensors()}
-        return mine | {"sampler": self.sampler.state_dict()}
+        state = {"written": self.written, "tensors": self.obs.tensors()}
+        return state | {"sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, tensor in self.obs.tensors().items():
@@ -87,7 +87,9 @@ class Observations:
 
 
 def _store(cfg: ReplayConfig, spec: EnvSpec, device: torch.device) -> ObsStore:
-    kept = torch.bfloat16 if cfg.storage == "bf16" else torch.float32
-    own = torch.uint8 if spec.obs_dtype == torch.uint8 else kept
+    float_dtype = torch.bfloat16 if cfg.storage == "bf16" else torch.float32
+    actor_dtype = torch.uint8 if spec.obs_dtype == torch.uint8 else float_dtype
     rows = cfg.rows(spec) * spec.num_envs
-    return ObsStore(spec, torch.zeros(rows, *spec.obs_shape, dtype=own, device=device), kept)
+    return ObsStore(
+        spec, torch.zeros(rows, *spec.obs_shape, dtype=actor_dtype, device=device), float_dtype
+    )

@@ -44,8 +44,10 @@ class ObsStore:
         if spec.critic_shape is not None:
             first, *rest = spec.critic_shape
             shape = (first - self.prefix, *rest)
-            kept = torch.uint8 if spec.critic_dtype == torch.uint8 else dtype
-            self.privileged = torch.zeros(len(actor), *shape, dtype=kept, device=actor.device)
+            private_dtype = torch.uint8 if spec.critic_dtype == torch.uint8 else dtype
+            self.privileged = torch.zeros(
+                len(actor), *shape, dtype=private_dtype, device=actor.device
+            )
 
     def parts(self, obs: Obs) -> Parts:
         """What of `obs` is stored."""
@@ -79,8 +81,8 @@ class ObsStore:
         return Obs(actor, privileged, task)
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = {"actor": self.actor}
-        return kept if self.privileged is None else kept | {"privileged": self.privileged}
+        tensors = {"actor": self.actor}
+        return tensors if self.privileged is None else tensors | {"privileged": self.privileged}
 
 
 class Ring:
@@ -106,19 +108,19 @@ class Ring:
         self.finals = final_entries(spec, rows, final_share)
         # What actors see lies in one memory, the rows first and then the side table: a read is then one gather.
         self.first_final = length + (self.stack > 1)
-        kept = torch.uint8 if spec.obs_dtype == torch.uint8 else obs_dtype
+        actor_dtype = torch.uint8 if spec.obs_dtype == torch.uint8 else obs_dtype
         shape = spec.obs_shape if self.stack == 1 else spec.obs_shape[1:]
         # One entry more than `finals`: rows that were not truncated write there, so that no shape depends on data.
         count = self.first_final + self.finals + 1
-        self.seen = torch.zeros(count, *shape, dtype=kept, device=device)
-        self.obs = ObsStore(spec, self.seen[: self.first_final], obs_dtype)
-        self.final_obs = ObsStore(spec, self.seen[self.first_final :], obs_dtype)
+        self.actor_memory = torch.zeros(count, *shape, dtype=actor_dtype, device=device)
+        self.obs = ObsStore(spec, self.actor_memory[: self.first_final], obs_dtype)
+        self.final_obs = ObsStore(spec, self.actor_memory[self.first_final :], obs_dtype)
         if isinstance(spec.action, Discrete):
             self.action = torch.zeros(length, dtype=torch.int64, device=device)
         else:
             # float16 resolves [-1, 1] to 2^-11 or better, well below any exploration noise.
-            kept = torch.float16 if compact else torch.float32
-            self.action = torch.zeros(length, spec.action.size, dtype=kept, device=device)
+            action_dtype = torch.float16 if compact else torch.float32
+            self.action = torch.zeros(length, spec.action.size, dtype=action_dtype, device=device)
         self.reward = torch.zeros(length, device=device)
         self.ends = torch.zeros(length, dtype=torch.uint8, device=device)
         self.entry = torch.zeros(length, dtype=torch.int32, device=device)
@@ -285,10 +287,10 @@ class Ring:
 
     def obs_at(self, age: Tensor, column: Tensor) -> tuple[Obs, Tensor]:
         """The observations of rows, and [B] bool: are they as they were seen? (Always, but for stacks of frames.)"""
-        own = self.address(age, column)
-        actor, whole = self._actor_at(age, column, own, following=False)
-        private = self.obs.privileged
-        privileged = None if private is None else private.index_select(0, own)
+        address = self.address(age, column)
+        actor, whole = self._actor_at(age, column, address, following=False)
+        memory = self.obs.privileged
+        privileged = None if memory is None else memory.index_select(0, address)
         return self.obs.whole(actor, privileged, self._task(column)), whole
 
     def next_obs_at(self, age: Tensor, column: Tensor, ended: Tensor) -> tuple[Obs, Tensor]:
@@ -297,13 +299,13 @@ class Ring:
         It is not after a termination, nor where the simulator lost it, nor where the row's entry in the side table has
         been taken by a newer episode; such a row gets its own observation instead (of a stack, its newest frame).
         """
-        own, ahead = self.address(age, column), self.address(age + 1, column)
-        entry = torch.where(ended, self.entry.index_select(0, own), self.finals).long()
-        kept = self.final_owner.index_select(0, entry) == self.row_id(age, column)
+        address, ahead = self.address(age, column), self.address(age + 1, column)
+        entry = torch.where(ended, self.entry.index_select(0, address), self.finals).long()
+        is_stored = self.final_owner.index_select(0, entry) == self.row_id(age, column)
         if not self.exact_final_obs:
-            kept = torch.zeros_like(kept)
-        use_final = ended & kept
-        stored = torch.where(ended & ~kept, own, ahead)
+            is_stored = torch.zeros_like(is_stored)
+        use_final = ended & is_stored
+        stored = torch.where(ended & ~is_stored, address, ahead)
         newest = torch.where(use_final, self.first_final + entry, stored)
         actor, whole = self._actor_at(age, column, newest, following=True)
         privileged = None
@@ -311,26 +313,26 @@ class Ring:
             privileged = self.obs.privileged.index_select(0, stored)
             final = self.final_obs.privileged.index_select(0, entry)
             privileged = torch.where(_like(use_final, privileged), final, privileged)
-        return self.obs.whole(actor, privileged, self._task(column)), whole & (kept | ~ended)
+        return self.obs.whole(actor, privileged, self._task(column)), whole & (is_stored | ~ended)
 
     def _actor_at(
         self, age: Tensor, column: Tensor, newest: Tensor, *, following: bool
     ) -> tuple[Tensor, Tensor]:
-        """What actors saw, with the newest frame from the places `newest` in `seen`, and whether it is whole.
+        """What actors saw, with the newest frame at the places `newest` of `actor_memory`, and whether it is whole.
 
         The older frames of a stack are those of the row, or (`following`) of the one after it, whether or not that is
         stored: within an episode a stack moves on by one frame, also to the true last observation.
         """
         if self.links is None:
-            return self.seen.index_select(0, newest), torch.ones_like(age, dtype=torch.bool)
+            return self.actor_memory.index_select(0, newest), torch.ones_like(age, dtype=torch.bool)
         at = self.address(age.unsqueeze(1) - self.back, column.unsqueeze(1))  # [B, S], oldest first
         links = self.links.index_select(0, at[:, -1])
         # 2 * links + 1: the frame 0 rows back is always the row's own.
-        own = (links.long() * 2 + 1).unsqueeze(1) >> self.back & 1
-        at = torch.where(own > 0, at, self.blank)
+        is_own_frame = (links.long() * 2 + 1).unsqueeze(1) >> self.back & 1
+        at = torch.where(is_own_frame > 0, at, self.blank)
         older = at[:, 1:] if following else at[:, :-1]
         at = torch.cat([older, newest.unsqueeze(1)], 1)
-        frames = self.seen.index_select(0, at.flatten())
+        frames = self.actor_memory.index_select(0, at.flatten())
         return frames.view(*at.shape, *frames.shape[1:]), links < LOST_FRAME
 
     def _task(self, column: Tensor) -> Tensor | None:
@@ -351,6 +353,11 @@ class Ring:
         return {"size": self.size, "written": self.written, "tensors": self.tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not 0 <= state["size"] <= min(self.rows, state["written"]):
+            raise ValueError(f"{state['size']} rows cannot be stored in {self.rows}")
+        entry = state["tensors"]["entry"]
+        if not bool(((entry >= 0) & (entry <= self.finals)).all()):  # it is an index
+            raise ValueError("entries of the side table lie outside of it")
         for name, tensor in self.tensors().items():
             tensor.copy_(state["tensors"][name])
         self.size, self.written = state["size"], state["written"]
@@ -368,8 +375,8 @@ def final_entries(spec: EnvSpec, rows: int, share: float) -> int:
 
 def _together(parts: Sequence[Parts]) -> Parts:
     actor = torch.cat([actor for actor, _ in parts])
-    kept = [privileged for _, privileged in parts if privileged is not None]
-    return actor, torch.cat(kept) if kept else None
+    private = [privileged for _, privileged in parts if privileged is not None]
+    return actor, torch.cat(private) if private else None
 
 
 def _like(flag: Tensor, x: Tensor) -> Tensor:

@@ -170,10 +170,10 @@ class SumTree(Tree):
         if self.in_order:
             return Found(leaf, value)
         # A device that adds up in parallel may end a child of 0 later than the one before it, by a rounding.
-        found, sound = value > 0, value.argmax(0, keepdim=True)
+        is_positive, largest = value > 0, value.argmax(0, keepdim=True)
         return Found(
-            torch.where(found, leaf, leaf.index_select(0, sound)),
-            torch.where(found, value, value.index_select(0, sound)),
+            torch.where(is_positive, leaf, leaf.index_select(0, largest)),
+            torch.where(is_positive, value, value.index_select(0, largest)),
         )
 
     def _before(self, mass: Tensor, values: Tensor) -> Tensor:

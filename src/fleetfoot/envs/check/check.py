@@ -132,17 +132,17 @@ class _Trials:
         self.repeat(env, slice(0, half), "same_seed", again)
         renders = render and check_render(env)
         saved = env.state_dict()
-        kept = None if saved is None else through_json(saved, "state")
+        stored = None if saved is None else through_json(saved, "state")
         self.repeat(env, slice(half, None), "same_seed", f"{again}, drawn and saved")
-        if kept is None:
+        if stored is None:
             return False, renders
-        seen = "the saved state changed while the environments went on"
-        require(equal(kept, through_json(saved, "state")), "state", seen)
+        problem = "the saved state changed while the environments went on"
+        require(equal(stored, through_json(saved, "state")), "state", problem)
 
         other = self.build(self.rows, self.seed + 1)
         other.reset()
         for target, what in ((other, "restored into another set"), (env, "restored in place")):
-            obs = target.load_state_dict(kept)
+            obs = target.load_state_dict(stored)
             check_obs(self.spec, obs, "obs of load_state_dict")
             self.expect(obs, self.steps[half - 1].obs if half else self.first, "state", what)
             self.repeat(target, slice(half, None), "state", what)
@@ -157,8 +157,8 @@ class _Trials:
         actor, critic = self.first.actor, self.first.critic
         copies = Obs(actor[:1].expand_as(actor), critic[:1].expand_as(critic))
         varied = self.rows == 1 or bool(changed(self.first, copies).any())
-        seen = f"all {self.rows} environments start with the same observation"
-        require(varied, "different_seeds", seen)
+        problem = f"all {self.rows} environments start with the same observation"
+        require(varied, "different_seeds", problem)
 
     def more_envs(self) -> None:
         more = self.all_actions.shape[1]
@@ -168,12 +168,12 @@ class _Trials:
         self.repeat(env, slice(None), "independent_seeds", what, self.all_actions)
 
     def other_neighbours(self) -> None:
-        for kept in {1, self.rows - 1} - {0, self.rows}:
-            env, what = self.build(self.rows, self.seed), f"other actions after row {kept - 1}"
+        for unchanged in {1, self.rows - 1} - {0, self.rows}:
+            env, what = self.build(self.rows, self.seed), f"other actions after row {unchanged - 1}"
             _restart(env, self.actions)
             others = self.actions.clone()
-            others[:, kept:] = others[:, kept:].flip(0)
-            self.repeat(env, slice(0, 100), "independent_seeds", what, others, kept)
+            others[:, unchanged:] = others[:, unchanged:].flip(0)
+            self.repeat(env, slice(0, 100), "independent_seeds", what, others, unchanged)
 
     def opposite_actions(self) -> None:
         if isinstance(self.spec.action, Discrete):
@@ -192,11 +192,11 @@ class _Trials:
             responded |= changed(left.next_obs, right.next_obs) | (left.reward != right.reward)
             if bool(responded.all()):
                 return
-        seen = f"opposite actions made no difference to environments {which(~responded)}"
-        raise ContractError("actions", f"{seen} in {length} vec steps")
+        problem = f"opposite actions made no difference to environments {which(~responded)}"
+        raise ContractError("actions", f"{problem} in {length} vec steps")
 
-    def expect(self, seen: Obs, wanted: Obs, clause: str, what: str) -> None:
-        parted = difference(seen, wanted, self.rows)
+    def expect(self, actual: Obs, wanted: Obs, clause: str, what: str) -> None:
+        parted = difference(actual, wanted, self.rows)
         require(parted is None, clause, f"{what}: {parted}")
 
     def repeat(
@@ -211,8 +211,8 @@ class _Trials:
         """Step `env` through a part of the first run; its leading `rows` must do what was seen."""
         taken = (self.actions if actions is None else actions)[part]
         for t, (action, wanted) in enumerate(zip(taken, self.steps[part], strict=True)):
-            seen = env.step(action.clone())
-            parted = difference(seen, wanted, self.rows if rows is None else rows)
+            step = env.step(action.clone())
+            parted = difference(step, wanted, self.rows if rows is None else rows)
             require(parted is None, clause, f"{what}, {t + 1} vec steps on: {parted}")
 
 
@@ -233,8 +233,8 @@ def _checked_run(env: VecEnv, actions: Tensor) -> tuple[Obs, list[Step]]:
     for t, action in enumerate(actions):
         given = action.clone()
         step = env.step(given)
-        seen = f"the action was written to at vec step {t}"
-        require(torch.equal(given, action), "ownership", seen)
+        problem = f"the action was written to at vec step {t}"
+        require(torch.equal(given, action), "ownership", problem)
         clock += 1
         check_step(env.spec, obs, step, clock, f"at vec step {t}")
         clock[step.terminated | step.truncated] = 0

@@ -41,14 +41,14 @@ CLAUSES = {
 class ContractError(AssertionError):
     """An environment breaks a clause of the contract."""
 
-    def __init__(self, clause: str, seen: str) -> None:
-        super().__init__(f"clause {clause!r} is broken ({CLAUSES[clause]}): {seen}")
+    def __init__(self, clause: str, problem: str) -> None:
+        super().__init__(f"clause {clause!r} is broken ({CLAUSES[clause]}): {problem}")
         self.clause = clause
 
 
-def require(condition: bool, clause: str, seen: str) -> None:
+def require(condition: bool, clause: str, problem: str) -> None:
     if not condition:
-        raise ContractError(clause, seen)
+        raise ContractError(clause, problem)
 
 
 def _same_device(one: torch.device, other: torch.device) -> bool:
@@ -67,8 +67,8 @@ def check_methods(config: object | None, env: VecEnv) -> None:
 
 
 def check_spec(spec: EnvSpec, num_envs: int, device: torch.device | None) -> None:
-    def sound(condition: bool, seen: str) -> None:
-        require(condition, "spec", seen)
+    def sound(condition: bool, problem: str) -> None:
+        require(condition, "spec", problem)
 
     def shape(name: str, value: tuple[int, ...]) -> None:
         plain = isinstance(value, tuple) and all(type(size) is int and size > 0 for size in value)
@@ -91,13 +91,13 @@ def check_spec(spec: EnvSpec, num_envs: int, device: torch.device | None) -> Non
         shape("critic_shape", spec.critic_shape)
         flat = len(spec.obs_shape) == 1 == len(spec.critic_shape)
         most = min(spec.obs_shape[0], spec.critic_shape[0]) if flat else 0
-        seen = f"critic_prefix is {spec.critic_prefix}, these shapes allow at most {most}"
-        sound(0 <= spec.critic_prefix <= most, seen)
+        problem = f"critic_prefix is {spec.critic_prefix}, these shapes allow at most {most}"
+        sound(0 <= spec.critic_prefix <= most, problem)
     limit = spec.episode_length
     sound(limit is None or (type(limit) is int and limit > 0), f"episode_length is {limit!r}")
     ids, tasks = spec.task_ids, spec.tasks
-    seen = f"{len(ids)} task_ids for {num_envs} environments and {len(tasks)} tasks"
-    sound(len(ids) == (num_envs if tasks else 0), seen)
+    problem = f"{len(ids)} task_ids for {num_envs} environments and {len(tasks)} tasks"
+    sound(len(ids) == (num_envs if tasks else 0), problem)
     known = all(type(i) is int and 0 <= i < len(tasks) for i in ids)
     sound(known, f"task_ids {ids} do not index the {len(tasks)} tasks")
     sound(len(set(tasks)) == len(tasks), f"tasks {tasks} repeat a name")
@@ -107,13 +107,13 @@ def check_spec(spec: EnvSpec, num_envs: int, device: torch.device | None) -> Non
 def _check_tensor(
     name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype, spec: EnvSpec
 ) -> None:
-    seen = f"{name} is a {type(value).__name__}, not a tensor"
-    require(isinstance(value, Tensor), "tensors", seen)
-    seen = f"{name} is {value.dtype} {list(value.shape)} on {value.device}"
+    problem = f"{name} is a {type(value).__name__}, not a tensor"
+    require(isinstance(value, Tensor), "tensors", problem)
+    problem = f"{name} is {value.dtype} {list(value.shape)} on {value.device}"
     announced = f"announced {dtype} {list(shape)} on {spec.device}"
     agrees = value.shape == shape and value.dtype == dtype
     agrees = agrees and _same_device(value.device, spec.device)
-    require(agrees, "tensors", f"{seen}, {announced}")
+    require(agrees, "tensors", f"{problem}, {announced}")
     require(not value.requires_grad, "tensors", f"{name} requires a gradient")
     require(bool(value.isfinite().all()), "tensors", f"{name} holds a NaN or an infinity")
 
@@ -123,8 +123,8 @@ def check_obs(spec: EnvSpec, obs: Obs, name: str) -> None:
     shape = (spec.num_envs, *spec.obs_shape)
     _check_tensor(f"{name}, actor", obs.actor, shape, spec.obs_dtype, spec)
     same = obs.critic is obs.actor
-    seen = f"{name}: critic_shape is {spec.critic_shape}, 'critic is actor' is {same}"
-    require(same == (spec.critic_shape is None), "critic", seen)
+    problem = f"{name}: critic_shape is {spec.critic_shape}, 'critic is actor' is {same}"
+    require(same == (spec.critic_shape is None), "critic", problem)
     if spec.critic_shape is not None:
         shape, width = (spec.num_envs, *spec.critic_shape), spec.critic_prefix
         _check_tensor(f"{name}, critic", obs.critic, shape, spec.obs_dtype, spec)
@@ -136,8 +136,8 @@ def check_obs(spec: EnvSpec, obs: Obs, name: str) -> None:
     if obs.task is not None:
         _check_tensor(f"{name}, task", obs.task, (spec.num_envs,), torch.int64, spec)
         task = obs.task.tolist()
-        seen = f"{name}: task is {task}, task_ids are {list(spec.task_ids)}"
-        require(task == list(spec.task_ids), "tasks", seen)
+        problem = f"{name}: task is {task}, task_ids are {list(spec.task_ids)}"
+        require(task == list(spec.task_ids), "tasks", problem)
 
 
 def check_step(spec: EnvSpec, before: Obs, step: Step, clock: Tensor, at: str) -> None:
@@ -158,21 +158,23 @@ def check_step(spec: EnvSpec, before: Obs, step: Step, clock: Tensor, at: str) -
 
     ended = step.terminated | step.truncated
     fresh = changed(step.next_obs, step.obs)
-    seen = f"they differ in environments {which(fresh & ~ended)} {at}"
-    require(not bool((fresh & ~ended).any()), "next_obs", seen)
+    problem = f"they differ in environments {which(fresh & ~ended)} {at}"
+    require(not bool((fresh & ~ended).any()), "next_obs", problem)
     if spec.exact_final_obs and bool(ended.any()):
-        seen = (
+        problem = (
             f"it is the first one of the next episode in environments {which(ended & ~fresh)} {at}"
         )
-        require(not bool((ended & ~fresh).any()), "final_obs", seen)
+        require(not bool((ended & ~fresh).any()), "final_obs", problem)
         moved = changed(step.next_obs, before)
-        seen = f"it is the one before the last action in environments {which(ended)} {at}"
-        require(bool((ended & moved).any()), "final_obs", seen)
+        problem = f"it is the one before the last action in environments {which(ended)} {at}"
+        require(bool((ended & moved).any()), "final_obs", problem)
     if spec.episode_length is not None:
         wrong = step.truncated != ((clock >= spec.episode_length) & ~step.terminated)
-        seen = f"truncated is {step.truncated[wrong].tolist()} in environments {which(wrong)} {at}"
-        seen += f" after {clock[wrong].tolist()} steps, episode_length is {spec.episode_length}"
-        require(not bool(wrong.any()), "episode_length", seen)
+        problem = (
+            f"truncated is {step.truncated[wrong].tolist()} in environments {which(wrong)} {at}"
+        )
+        problem += f" after {clock[wrong].tolist()} steps, episode_length is {spec.episode_length}"
+        require(not bool(wrong.any()), "episode_length", problem)
 
 
 def check_render(env: VecEnv) -> bool:
@@ -185,8 +187,8 @@ def check_render(env: VecEnv) -> bool:
             raise ContractError("render", f"it raised {type(error).__name__}: {error}") from error
         require(isinstance(picture, np.ndarray), "render", f"it gave a {type(picture).__name__}")
         good = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
-        seen = f"it gave {picture.dtype} {list(picture.shape)}"
-        require(good and picture.size > 0, "render", seen)
+        problem = f"it gave {picture.dtype} {list(picture.shape)}"
+        require(good and picture.size > 0, "render", problem)
     return True
 
 

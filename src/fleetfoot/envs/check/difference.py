@@ -20,9 +20,9 @@ def fields(value: Obs | Step) -> Iterator[tuple[str, Tensor]]:
             yield name, field
 
 
-def difference(seen: Obs | Step, wanted: Obs | Step, rows: int) -> str | None:
+def difference(actual: Obs | Step, wanted: Obs | Step, rows: int) -> str | None:
     """Where the first `rows` environments of both part, or None where they are equal."""
-    for (name, one), (_, other) in zip(fields(seen), fields(wanted), strict=True):
+    for (name, one), (_, other) in zip(fields(actual), fields(wanted), strict=True):
         unequal = (one[:rows] != other[:rows]).flatten(1 if one.dim() > 1 else 0)
         unequal = unequal.any(1) if unequal.dim() > 1 else unequal
         if bool(unequal.any()):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
-from fleetfoot.envs.envpool.pool import Pool, Seen, TaskKind, names
+from fleetfoot.envs.envpool.pool import Pool, StepArrays, TaskKind, names
 from fleetfoot.envs.envpool.tasks import SETS
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
@@ -42,12 +42,14 @@ class EnvPoolConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "WalkerRun-v1"
-    action_repeat: int = (
-        1  # steps of the task that one action is held for; their rewards are summed
-    )
-    max_episode_steps: int = 0  # steps of the task (not of the agent) until truncation; 0: its own
-    threads: int = 0  # that step the environments; 0: as many as there are usable cores
+    action_repeat: int = 1
+    """Steps of the task that one action is held for; their rewards are summed."""
+    max_episode_steps: int = 0
+    """Steps of the task (not of the agent) until truncation; 0: its own limit."""
+    threads: int = 0
+    """Threads that step the environments; 0: as many as there are usable cores."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments for `envpool.make`."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", action_repeat=1, max_episode_steps=0, threads=0)
@@ -70,14 +72,18 @@ class EnvPoolTasksConfig:
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
-    set: str = "mt10"  # mt10, mt50, dogs, humanoids, dogs_and_humanoids; empty: `tasks`
-    tasks: tuple[str, ...] = ()  # EnvPool's ids, where `set` is empty
+    set: str = "mt10"
+    """mt10, mt50, dogs, humanoids or dogs_and_humanoids; empty: `tasks`."""
+    tasks: tuple[str, ...] = ()
+    """EnvPool's ids, where `set` is empty."""
     action_repeat: int = 1
-    max_episode_steps: int = 0  # of every task; 0: each its own
+    """Steps of a task that one action is held for; their rewards are summed."""
+    max_episode_steps: int = 0
+    """Steps of every task (not of the agent) until truncation; 0: its own limit."""
     threads: int = 0
-    kwargs: dict[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # to `envpool.make` of every task
+    """Threads that step the environments; 0: as many as there are usable cores."""
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments for `envpool.make` of every task."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", action_repeat=1, max_episode_steps=0, threads=0)
@@ -178,33 +184,33 @@ class EnvPoolEnv:
         self._tell(None)
 
     def receive(self) -> Step:
-        seen = self._blank()
+        arrays = self._blank()
         going: NDArray[np.int64] | None = None  # all
         for left in reversed(range(self.repeat)):
             for pool in self.pools:
-                pool.receive(seen)
+                pool.receive(arrays)
             self.clock[slice(None) if going is None else going] += 1
-            truncated = (self.clock >= self.limit) & ~seen.terminated
-            ended = seen.terminated | truncated
+            truncated = (self.clock >= self.limit) & ~arrays.terminated
+            ended = arrays.terminated | truncated
             some = bool(ended.any())
             if some and not len(going := np.flatnonzero(~ended)):
                 break
             if left:
                 self._tell(going)
-        obs = next_obs = self._obs(seen)
+        obs = next_obs = self._obs(arrays)
         if some:
             rows = np.flatnonzero(ended)
-            critic = None if seen.critic is None else seen.critic.copy()
-            fresh = seen._replace(actor=seen.actor.copy(), critic=critic)
+            critic = None if arrays.critic is None else arrays.critic.copy()
+            fresh = arrays._replace(actor=arrays.actor.copy(), critic=critic)
             obs = self._obs(self._restart(fresh, rows))
             self.clock[rows] = 0
         return Step(
             obs,
             next_obs,
-            self._tensor(seen.reward),
-            self._tensor(seen.terminated),
+            self._tensor(arrays.reward),
+            self._tensor(arrays.terminated),
             self._tensor(truncated),
-            {} if seen.success is None else {"success": self._tensor(seen.success)},
+            {} if arrays.success is None else {"success": self._tensor(arrays.success)},
         )
 
     def state_dict(self) -> None:
@@ -231,17 +237,17 @@ class EnvPoolEnv:
         for pool in self.pools:
             pool.send(self.actions, rows)
 
-    def _restart(self, into: Seen, rows: NDArray[np.int64] | None) -> Seen:
+    def _restart(self, into: StepArrays, rows: NDArray[np.int64] | None) -> StepArrays:
         for pool in self.pools:
             pool.send_reset(rows)
         for pool in self.pools:
             pool.receive(into, reset=True)
         return into
 
-    def _blank(self) -> Seen:
+    def _blank(self) -> StepArrays:
         """New arrays for every step: what was handed out is never written to again. Padding stays zero."""
         count, shape = self.spec.num_envs, self.spec.critic_shape
-        return Seen(
+        return StepArrays(
             np.zeros((count, *self.obs_shape), np.uint8 if self.kinds[0].image else np.float32),
             None if shape is None else np.zeros((count, *shape), np.float32),
             np.zeros(count, np.float32),
@@ -268,9 +274,11 @@ class EnvPoolEnv:
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.spec.device)
 
-    def _obs(self, seen: Seen) -> Obs:
-        actor = self._tensor(seen.actor)
-        return Obs(actor, actor if seen.critic is None else self._tensor(seen.critic), self.task)
+    def _obs(self, arrays: StepArrays) -> Obs:
+        actor = self._tensor(arrays.actor)
+        return Obs(
+            actor, actor if arrays.critic is None else self._tensor(arrays.critic), self.task
+        )
 
 
 def _size(action: Action) -> int:

@@ -61,31 +61,31 @@ class TaskKind:
         self.success = next((key for key in SUCCESS if key in spec.state_array_spec), None)
 
     def _read_observations(self, declared: dict[str, Any]) -> None:
-        found = {
+        spaces = {
             key.removeprefix("obs:"): value
             for key, value in declared.items()
             if key.partition(":")[0] == "obs"
         }
-        keys = keys_of(self.task, list(found))
-        self.image = [found[key].dtype for key in keys] == [np.uint8] and len(
-            found[keys[0]].shape
+        keys = keys_of(self.task, list(spaces))
+        self.image = [spaces[key].dtype for key in keys] == [np.uint8] and len(
+            spaces[keys[0]].shape
         ) == 3
         self.obs_shape: tuple[int, ...]
         self.critic_size: int | None = None
         self.layout: list[tuple[str, int, int]] = []  # key, first and last column
         if self.image:
-            self.obs_shape = tuple(int(size) for size in found[keys[0]].shape)
+            self.obs_shape = tuple(int(size) for size in spaces[keys[0]].shape)
             self.layout = [(self._full(keys[0]), 0, 0)]
             return
         if {"state", "privileged_state"} <= set(keys):
             keys = ["state"]
-            self.critic_size = math.prod(found["privileged_state"].shape)
+            self.critic_size = math.prod(spaces["privileged_state"].shape)
         at = 0
         for key in keys:
-            size = math.prod(found[key].shape)
-            if not np.issubdtype(found[key].dtype, np.number) or size < 0:
+            size = math.prod(spaces[key].shape)
+            if not np.issubdtype(spaces[key].dtype, np.number) or size < 0:
                 raise UserError(
-                    f"{self.task} has observations {key!r} of {found[key].dtype} {found[key].shape}; "
+                    f"{self.task} has observations {key!r} of {spaces[key].dtype} {spaces[key].shape}; "
                     "only numbers of a fixed size and single images are understood."
                 )
             self.layout.append((self._full(key), at, at + size))
@@ -134,7 +134,7 @@ class TaskKind:
         )
 
 
-class Seen(NamedTuple):
+class StepArrays(NamedTuple):
     """What one vec step of all environments has shown so far; pools write their rows into it."""
 
     actor: NDArray[Any]  # [N, *obs_shape]
@@ -166,8 +166,8 @@ class Pool:
         if rows is None:
             self.sent, ids = slice(self.first, None, self.every), self.all
         else:
-            self.sent = own = rows[rows % self.every == self.first]
-            ids = np.asarray((own - self.first) // self.every, dtype=np.int32)
+            self.sent = rows_here = rows[rows % self.every == self.first]
+            ids = np.asarray((rows_here - self.first) // self.every, dtype=np.int32)
         self.waiting = len(ids) > 0
         return ids
 
@@ -175,10 +175,10 @@ class Pool:
         """Start a step of those of `rows` (None: all) that are in this pool."""
         ids = self._ids(rows)
         if len(ids):
-            own = action[self.sent]
+            actions = action[self.sent]
             if isinstance(self.kind.action, Continuous):
-                own = own[:, : self.kind.action.size]
-            self.envs._send([ids, ids, self.kind.convert(own)])
+                actions = actions[:, : self.kind.action.size]
+            self.envs._send([ids, ids, self.kind.convert(actions)])
 
     def send_reset(self, rows: NDArray[np.int64] | None) -> None:
         ids = self._ids(rows)
@@ -191,27 +191,27 @@ class Pool:
         ids = np.array([index], dtype=np.int32)
         return np.array(self.envs._render(ids, *PICTURE, self.kind.camera)[0], dtype=np.uint8)
 
-    def receive(self, seen: Seen, reset: bool = False) -> None:
+    def receive(self, arrays: StepArrays, reset: bool = False) -> None:
         """Write the answers to what was sent last. EnvPool gives them in the order of the ids."""
         if not self.waiting:
             return
         rows = self.sent
-        found = dict(zip(self.keys, self.envs._recv(), strict=True))
+        answers = dict(zip(self.keys, self.envs._recv(), strict=True))
         for key, start, stop in self.kind.layout:
-            value = found[key]
+            value = answers[key]
             if self.kind.image:
-                seen.actor[rows] = value
+                arrays.actor[rows] = value
             else:
-                seen.actor[rows, start:stop] = value.reshape(len(value), -1)
-        if seen.critic is not None:
-            seen.critic[rows] = found["obs:privileged_state"]
+                arrays.actor[rows, start:stop] = value.reshape(len(value), -1)
+        if arrays.critic is not None:
+            arrays.critic[rows] = answers["obs:privileged_state"]
         if reset:
             return  # what else it says is left over from the last step
-        seen.reward[rows] += found["reward"]
-        seen.terminated[rows] = found["done"] & ~found["trunc"]
-        if seen.success is not None and self.kind.success:
-            now = found[self.kind.success] > 0
-            seen.success[rows] = np.maximum(seen.success[rows], now)
+        arrays.reward[rows] += answers["reward"]
+        arrays.terminated[rows] = answers["done"] & ~answers["trunc"]
+        if arrays.success is not None and self.kind.success:
+            now = answers[self.kind.success] > 0
+            arrays.success[rows] = np.maximum(arrays.success[rows], now)
 
 
 def _check_gl() -> None:

@@ -96,13 +96,18 @@ def keys_of(task: str, declared: list[str]) -> list[str]:
     return list(DM_CONTROL_KEYS.get(task, declared))
 
 
+def dm_control_id(task: str) -> str:
+    """EnvPool's id of a dm_control task: walker-run is WalkerRun-v1."""
+    return task.title().replace("-", "") + "-v1"
+
+
 def seconds_of(task: str, family: str, config: dict[str, object]) -> float:
     """`family` is the module of EnvPool a task comes from, `config` its settings there."""
     if family == "dmc":
         # The longer name first: HumanoidCMU is no Humanoid.
         names = sorted(DM_CONTROL_SECONDS, key=len, reverse=True)
-        found = next((name for name in names if task.startswith(name)), None)
-        return DM_CONTROL_SECONDS[found] if found else UNKNOWN_SECONDS
+        domain = next((name for name in names if task.startswith(name)), None)
+        return DM_CONTROL_SECONDS[domain] if domain else UNKNOWN_SECONDS
     if family == "metaworld":
         return META_WORLD_SECONDS
     ctrl_dt = config.get("ctrl_dt")  # MuJoCo Playground

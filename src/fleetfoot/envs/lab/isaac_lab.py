@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.vec_env import check_module
 from fleetfoot.errors import UserError, nearest
 
 ACTOR_GROUPS = ("actor", "policy")  # mjlab's name and Isaac Lab's
@@ -55,13 +56,13 @@ class OwnRandom:
         outside = [generator.get_state() for generator in self.generators]
         for generator in self.generators:
             generator.manual_seed(seed)
-        self.own = self._exchange(outside)
+        self.inside = self._exchange(outside)
 
     def __enter__(self) -> None:
-        self.outside = self._exchange(self.own)
+        self.outside = self._exchange(self.inside)
 
     def __exit__(self, *_: object) -> None:
-        self.own = self._exchange(self.outside)
+        self.inside = self._exchange(self.outside)
 
     def _exchange(self, states: list[Tensor]) -> list[Tensor]:
         # The state of a CUDA generator is two numbers on the host: this does not wait for the device.
@@ -135,22 +136,22 @@ class LabEnv:
 
     def reset(self) -> Obs:
         with self.stream:
-            seen, _ = self.envs.reset()
+            groups, _ = self.envs.reset()
             if self.spread_ends:
                 clock = self.envs.episode_length_buf
                 clock.copy_(torch.randint_like(clock, int(self.envs.max_episode_length)))
-        return self._obs(seen)
+        return self._obs(groups)
 
     def step(self, action: Tensor) -> Step:
         with self.stream:
-            seen, reward, terminated, time_out, _ = self.envs.step(self._command(action))
+            groups, reward, terminated, time_out, _ = self.envs.step(self._command(action))
             # The simulator writes to its own flags and rewards again: these are copies.
             reward = reward[: self.rows].to(torch.float32, copy=True)
             terminated, time_out = terminated[: self.rows].clone(), time_out[: self.rows]
             if self.finite:
                 terminated |= time_out
             truncated = time_out & ~terminated
-            next_obs, info = self._obs(seen), self._info()
+            next_obs, info = self._obs(groups), self._info()
             obs = self._restart(next_obs, terminated | truncated)
         return Step(obs, next_obs, reward, terminated, truncated, info)
 
@@ -179,12 +180,12 @@ class LabEnv:
         idle = self.envs.num_envs - self.rows
         return torch.cat([scaled, scaled.new_zeros(idle, scaled.shape[1])]) if idle else scaled
 
-    def _obs(self, seen: dict[str, Tensor]) -> Obs:
+    def _obs(self, groups: dict[str, Tensor]) -> Obs:
         # Copies: not every task of Isaac Lab makes new tensors for each step.
-        actor = seen[self.actor][: self.rows].to(torch.float32, copy=True)
+        actor = groups[self.actor][: self.rows].to(torch.float32, copy=True)
         if not self.privileged:
             return Obs(actor, actor)
-        return Obs(actor, seen["critic"][: self.rows].to(torch.float32, copy=True))
+        return Obs(actor, groups["critic"][: self.rows].to(torch.float32, copy=True))
 
     def _info(self) -> dict[str, Tensor]:
         """What each term of the reward paid in this step, per second and weighted."""
@@ -204,10 +205,10 @@ class IsaacLabConfig:
     """A task of Isaac Lab by its Gymnasium id. Not tried with Isaac Sim itself, which is not on any package index."""
 
     id: str = "Isaac-Velocity-Flat-G1-v0"
-    action_scale: float = (
-        1.0  # what an action of 1 becomes; these tasks know no bounds of their own
-    )
-    spread_ends: bool = True  # the first episodes end anywhere in their time, not all at once
+    action_scale: float = 1.0
+    """What an action of 1 becomes; these tasks have no bounds of their own."""
+    spread_ends: bool = True
+    """The first episodes end at random times instead of all at once."""
 
     def __post_init__(self) -> None:
         check_scale(self.action_scale)
@@ -224,6 +225,10 @@ class IsaacLabConfig:
                 f"{num_envs} x {self.id} was asked for. Evaluation needs the same task and no more environments."
             )
         return IsaacLabEnv(self, simulation, num_envs, device)
+
+    def when_stored(self) -> IsaacLabConfig:
+        check_module(self.id)
+        return self
 
     def for_evaluation(self) -> IsaacLabConfig:
         """The same simulation, randomisation and all: there is only one."""

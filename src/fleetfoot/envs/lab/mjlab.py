@@ -41,12 +41,16 @@ class MjlabConfig:
     """A registered mjlab task by its id; `names()` lists them."""
 
     task: str = "Mjlab-Velocity-Flat-Unitree-Go1"
-    action_scale: float = 1.0  # what an action of 1 becomes; mjlab's actions have no bounds
-    exact_final_obs: bool = True  # False: a cheaper step, and truncated rows teach nothing
-    spread_ends: bool = False  # the first episodes end anywhere in their time, not all at once
-    play: bool = False  # mjlab's variant for watching: no sensor noise, pushes and curricula
-    # Changes to the task's own configuration, by path: {"rewards.upright.weight": 2.0}
+    action_scale: float = 1.0
+    """What an action of 1 becomes; mjlab's actions have no bounds."""
+    exact_final_obs: bool = True
+    """False: a cheaper step, and truncated rows teach nothing."""
+    spread_ends: bool = False
+    """The first episodes end at random times instead of all at once."""
+    play: bool = False
+    """mjlab's variant for watching: no sensor noise, pushes or curricula."""
     changes: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Changes to the task's own configuration, by path: {"rewards.upright.weight": 2.0}."""
 
     def __post_init__(self) -> None:
         check_scale(self.action_scale)
@@ -63,8 +67,8 @@ class MjlabConfig:
 
 def names() -> list[str]:
     """The ids registered with mjlab: its own, and those of installed packages that add some."""
-    found: list[str] = _load("mjlab.tasks.registry").list_tasks()
-    return found
+    tasks: list[str] = _load("mjlab.tasks.registry").list_tasks()
+    return tasks
 
 
 class MjlabEnv(LabEnv):
@@ -121,10 +125,10 @@ class MjlabEnv(LabEnv):
             self.renderer = None
         super().close()
 
-    def _obs(self, seen: dict[str, Tensor]) -> Obs:
+    def _obs(self, groups: dict[str, Tensor]) -> Obs:
         # mjlab makes new tensors each time, so they can be given away as they are.
-        actor = seen[self.actor]
-        return Obs(actor, seen["critic"] if self.privileged else actor)
+        actor = groups[self.actor]
+        return Obs(actor, groups["critic"] if self.privileged else actor)
 
     def _info(self) -> dict[str, Tensor]:
         info = super()._info()

@@ -41,16 +41,21 @@ class MuJoCoConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "HalfCheetah-v5"
-    threads: int = 0  # of the physics; 0: as many as there are usable cores
-    # Cut training episodes after so many steps; evaluation keeps the task's own length. Many environments that start
-    # together and never restart show the learner little more than what came of their common beginning.
+    threads: int = 0
+    """Threads of the physics; 0: as many as there are usable cores."""
     episode_length: int | None = None
-    # Factors on each body's mass and inertia, drawn per environment.
+    """Truncate training episodes after so many steps; evaluation uses the task's own length. Many environments that
+    start together and never restart show the learner little more than what came of their common beginning."""
     mass_range: Range | None = None
-    friction_range: Range | None = None  # one factor on all friction coefficients of an environment
-    gain_range: Range | None = None  # factors on each actuator's strength
+    """Factors on each body's mass and inertia, drawn per environment."""
+    friction_range: Range | None = None
+    """One factor on all friction coefficients, drawn per environment."""
+    gain_range: Range | None = None
+    """Factors on each actuator's strength, drawn per environment."""
     render_width: int = 640
+    """Pixels."""
     render_height: int = 480
+    """Pixels."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", threads=0, episode_length=1, render_width=1, render_height=1)
@@ -150,14 +155,14 @@ class MuJoCoEnv:
         reward, info = self._reward(before, control, after)
         terminated = self._task.terminated(after)
         truncated = (self._clock >= self._task.episode_length) & ~terminated
-        seen = self._task.observe(after)
-        next_obs = obs = self._obs(seen)
+        rows = self._task.observe(after)
+        next_obs = obs = self._obs(rows)
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
             self._restart(ended)
-            seen = seen.copy()
-            seen[ended] = self._task.observe(self._physics(ended))
-            obs = self._obs(seen)
+            rows = rows.copy()
+            rows[ended] = self._task.observe(self._physics(ended))
+            obs = self._obs(rows)
         return Step(
             obs=obs,
             next_obs=next_obs,
@@ -280,8 +285,8 @@ class MuJoCoEnv:
         if not self._episode[0]:
             raise UserError("call reset() first: no episode has begun")
 
-    def _obs(self, seen: Array) -> Obs:
-        tensor = self._to_device(seen.astype(np.float32))
+    def _obs(self, rows: Array) -> Obs:
+        tensor = self._to_device(rows.astype(np.float32))
         return Obs(tensor, tensor)
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
@@ -293,13 +298,13 @@ class MuJoCoEnv:
 
     def _obs_size(self) -> int:
         now = self._physics(np.zeros(1, dtype=np.int64))
-        seen = self._task.observe(now)
-        if seen.ndim != 2 or len(seen) != 1:
+        rows = self._task.observe(now)
+        if rows.ndim != 2 or len(rows) != 1:
             raise UserError(
                 f"observe() of {self._task.name} must return [environments, features], "
-                f"not shape {seen.shape}"
+                f"not shape {rows.shape}"
             )
-        return int(seen.shape[1])
+        return int(rows.shape[1])
 
 
 def _control_range(model: mujoco.MjModel) -> tuple[Array, Array]:

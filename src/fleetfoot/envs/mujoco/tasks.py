@@ -210,14 +210,14 @@ def _add_contact_sensors(spec: mujoco.MjSpec) -> None:
 def _contact_wrenches(now: Physics) -> Array:
     """MuJoCo's `cfrc_ext` up to its sign, [N, bodies * 6]: torque about the robot's centre of mass, and force."""
     count = sum(name.startswith("contact") for name in now.sensor)
-    each = np.stack([now.sensor[f"contact{i}"] for i in range(count)], axis=1)  # [N, bodies, 9]
-    force, torque = each[..., 0:3], each[..., 3:6]
+    wrenches = np.stack([now.sensor[f"contact{i}"] for i in range(count)], axis=1)  # [N, bodies, 9]
+    force, torque = wrenches[..., 0:3], wrenches[..., 3:6]
     fx, fy, fz = np.moveaxis(force, -1, 0)
-    x, y, z = np.moveaxis(each[..., 6:9] - now.sensor["com"][:, None], -1, 0)
+    x, y, z = np.moveaxis(wrenches[..., 6:9] - now.sensor["com"][:, None], -1, 0)
     lever = np.stack([y * fz - z * fy, z * fx - x * fz, x * fy - y * fx], axis=-1)
     # Without contact the sensor's position is zero as well as its force, so the lever term
     # vanishes.
-    return np.concatenate([torque + lever, force], axis=-1).reshape(len(each), -1)
+    return np.concatenate([torque + lever, force], axis=-1).reshape(len(wrenches), -1)
 
 
 def ant() -> Task:

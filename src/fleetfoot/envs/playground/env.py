@@ -34,19 +34,29 @@ class PlaygroundConfig:
     """One task of MuJoCo Playground by name. `names()` lists them."""
 
     task: str = "CartpoleBalance"
-    # The physics: MuJoCo Warp or MJX. auto: warp; on a CPU, jax for tasks without contacts, where it is faster.
     impl: Literal["auto", "warp", "jax"] = "auto"
-    episode_length: int = 0  # steps until truncation; 0: the task's own, which evaluation keeps
-    randomize_domain: bool = False  # masses, friction and gains per robot, as the task defines it
-    pushes: bool = False  # of the robot, where the task knows them
-    tuned_reward: bool = False  # FastTD3's weights, for the joystick tasks of T1 and G1
-    start_states: int = 1024  # that are drawn when building; each episode begins with one of them
-    metrics: bool = False  # the task's own, such as the terms of its reward, in the log
-    # Of the task's config, noise_config.level=0.5, and of MuJoCo Warp's options, warp.graph_conditional=false.
+    """The physics: MuJoCo Warp or MJX. auto: warp; on a CPU, jax for tasks without contacts, where it is faster."""
+    episode_length: int = 0
+    """Steps until truncation in training; 0: the task's own length, which evaluation always uses."""
+    randomize_domain: bool = False
+    """Randomise masses, friction and gains per robot, as the task defines it."""
+    pushes: bool = False
+    """Push the robot, where the task defines pushes."""
+    tuned_reward: bool = False
+    """FastTD3's reward weights, for the joystick tasks of T1 and G1."""
+    start_states: int = 1024
+    """Start states drawn when the environments are built; each episode begins with one of them."""
+    metrics: bool = False
+    """Log the task's own metrics, such as the terms of its reward."""
     overrides: tuple[str, ...] = ()
-    menagerie: str = ""  # folder with the robot models; empty: FLEETFOOT_MENAGERIE, or a download
+    """Changes to the task's config, as in noise_config.level=0.5, and to MuJoCo Warp's options, as in
+    warp.graph_conditional=false."""
+    menagerie: str = ""
+    """Folder with the robot models; empty: FLEETFOOT_MENAGERIE, or a download."""
     render_width: int = 640
+    """Pixels."""
     render_height: int = 480
+    """Pixels."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", episode_length=0, start_states=1, render_width=1, render_height=1)
@@ -104,8 +114,8 @@ class PlaygroundEnv:
 
     def reset(self) -> Obs:
         world = self._begin()
-        self._running, seen = self._program.restart(world, self._running)
-        return self._obs(seen)
+        self._running, shown = self._program.restart(world, self._running)
+        return self._obs(shown)
 
     def step(self, action: Tensor) -> Step:
         if self._world is None:
@@ -116,17 +126,17 @@ class PlaygroundEnv:
                 f"actions must be float32 of shape {wanted}, not {action.dtype} {tuple(action.shape)}"
             )
         given = self._step.from_torch(action)
-        self._running, seen = self._program.step(self._world, self._running, given)
+        self._running, shown = self._program.step(self._world, self._running, given)
         # JAX may still be reading the action. What follows on this torch stream waits for the outputs below, so
         # one step later the memory may go back to torch's allocator.
         self._held = (action, given)
-        metrics = from_dlpack(seen["metrics"]).unbind() if "metrics" in seen else ()
+        metrics = from_dlpack(shown["metrics"]).unbind() if "metrics" in shown else ()
         return Step(
-            obs=self._obs(seen["obs"]),
-            next_obs=self._obs(seen["next_obs"]),
-            reward=from_dlpack(seen["reward"]),
-            terminated=from_dlpack(seen["terminated"]),
-            truncated=from_dlpack(seen["truncated"]),
+            obs=self._obs(shown["obs"]),
+            next_obs=self._obs(shown["next_obs"]),
+            reward=from_dlpack(shown["reward"]),
+            terminated=from_dlpack(shown["terminated"]),
+            truncated=from_dlpack(shown["truncated"]),
             info=dict(zip(self._program.task.metrics, metrics, strict=bool(metrics))),
         )
 
@@ -151,8 +161,8 @@ class PlaygroundEnv:
         if state["seed"] != self._seed:  # other start states, other randomised robots
             self._seed, self._world = int(state["seed"]), None
         self._begin()
-        self._running, seen = self._program.restored(self._running, state["running"])
-        return self._obs(seen)
+        self._running, shown = self._program.restored(self._running, state["running"])
+        return self._obs(shown)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         if not 0 <= index < self.spec.num_envs:
@@ -181,7 +191,7 @@ class PlaygroundEnv:
         if self._world is None:
             raise UserError("call reset() first: no episode has begun")
 
-    def _obs(self, seen: tuple[Any, ...]) -> Obs:
+    def _obs(self, shown: tuple[Any, ...]) -> Obs:
         """JAX never writes to a buffer it has handed out, so torch may keep it as it is."""
-        actor = from_dlpack(seen[0])
-        return Obs(actor, actor if len(seen) == 1 else from_dlpack(seen[1]))
+        actor = from_dlpack(shown[0])
+        return Obs(actor, actor if len(shown) == 1 else from_dlpack(shown[1]))

@@ -146,7 +146,7 @@ class Program:
                 given = np.array(saved[name].cpu().numpy())
                 leaves[i] = jax.device_put(given, self.task.device)
         state = self._state(leaves)
-        return leaves, tuple(jp.copy(part) for part in self._seen(state.obs))
+        return leaves, tuple(jp.copy(part) for part in self._obs_parts(state.obs))
 
     def posture(self, running: Leaves, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         data = self._state(running).data
@@ -156,8 +156,8 @@ class Program:
         shapes = jax.eval_shape(
             self._reset_all, jax.eval_shape(self._keys_of_starts, jax.random.PRNGKey(0))
         )
-        found, tree = jax.tree_util.tree_flatten_with_path(shapes)
-        names = tuple(jax.tree_util.keystr(path).lstrip(".") for path, _ in found)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+        names = tuple(jax.tree_util.keystr(path).lstrip(".") for path, _ in leaves)
         drawn = tuple(i for i, name in enumerate(names) if _is_drawn(name))
         warp = self.task.env.mjx_model.impl.value == "warp"
         return Layout(tree, names, drawn, tuple(not warp or _rowwise(name) for name in names))
@@ -183,14 +183,14 @@ class Program:
         rows = jp.arange(self.num_envs) % self.start_states
         zero = jp.zeros(self.num_envs, jp.int32)
         leaves = [
-            leaf[rows] if each else leaf + jp.zeros((), leaf.dtype)
-            for leaf, each in zip(starts, self.layout.rowwise, strict=True)
+            leaf[rows] if rowwise else leaf + jp.zeros((), leaf.dtype)
+            for leaf, rowwise in zip(starts, self.layout.rowwise, strict=True)
         ]
         return [zero, zero.copy(), *leaves]
 
     def _make_restart(self, world: World, running: Leaves) -> tuple[Leaves, tuple[Array, ...]]:
         begun = self._begin(world, running, jp.ones(self.num_envs, bool))
-        return begun, self._seen(self._state(begun).obs)
+        return begun, self._obs_parts(self._state(begun).obs)
 
     def _make_step(
         self, world: World, running: Leaves, action: Array
@@ -200,14 +200,14 @@ class Program:
         before = before.replace(done=jp.zeros_like(before.done))
         with self._using(world.settings):
             after = self._advance(world.models, before, jp.clip(action, -1.0, 1.0))
-        seen = self._seen(after.obs)
+        parts = self._obs_parts(after.obs)
         # A simulation that blew up is over, and must not put a NaN into a replay buffer.
         broken = ~jp.isfinite(after.reward)
-        for part in seen:
+        for part in parts:
             broken |= ~jp.isfinite(part).all(-1)
         terminated = (after.done > 0.5) | broken
         truncated = (clock >= world.limit) & ~terminated
-        next_obs = tuple(jp.where(jp.isfinite(part), part, 0.0) for part in seen)
+        next_obs = tuple(jp.where(jp.isfinite(part), part, 0.0) for part in parts)
         reward = jp.where(broken, 0.0, after.reward)
 
         old = [clock, episode, *jax.tree.leaves(after)]
@@ -219,7 +219,7 @@ class Program:
         shown: dict[str, Any] = {
             "obs": tuple(
                 _rows(ended, begun, part)
-                for begun, part in zip(self._seen(self._state(new).obs), next_obs, strict=True)
+                for begun, part in zip(self._obs_parts(self._state(new).obs), next_obs, strict=True)
             ),
             "next_obs": next_obs,
             "reward": reward.astype(jp.float32),
@@ -236,13 +236,13 @@ class Program:
         env = self.task.env
 
         def one(model: dict[str, Array], state: Any, action: Array) -> Any:
-            own = env._mjx_model
+            model_before = env._mjx_model
             if model:
-                env._mjx_model = own.tree_replace(model)
+                env._mjx_model = model_before.tree_replace(model)
             try:
                 return env.step(state, action)
             finally:
-                env._mjx_model = own
+                env._mjx_model = model_before
 
         after = jax.vmap(one)(models, state, action)
         for _ in range(self.task.action_repeat - 1):
@@ -269,7 +269,7 @@ class Program:
             leaves[i + 2] = _rows(ended, begun, running[i + 2])
         return leaves
 
-    def _seen(self, obs: Any) -> tuple[Array, ...]:
+    def _obs_parts(self, obs: Any) -> tuple[Array, ...]:
         if not isinstance(obs, dict):
             return (obs.astype(jp.float32),)
         named = ("state", "privileged_state") if self.task.critic_size else ("state",)
@@ -284,29 +284,29 @@ class Program:
         per_robot = jax.tree_util.tree_flatten_with_path(axes)[
             0
         ]  # None is no leaf: only what is mapped remains
-        found = {
+        paths = {
             ".".join(str(step.name) for step in path): path for path, axis in per_robot if axis == 0
         }
-        return {name: functools.reduce(getattr, name.split("."), model) for name in found}, axes
+        return {name: functools.reduce(getattr, name.split("."), model) for name in paths}, axes
 
 
 class _Settings:
     """While tracing, the task reads the weights of its reward and its pushes from an argument of the program."""
 
     def __init__(self, task: Task, terms: tuple[str, ...], settings: Array) -> None:
-        self.env, self.own = task.env, task.env._config
+        self.env, self.config_before = task.env, task.env._config
         self.terms, self.settings = terms, settings
 
     def __enter__(self) -> None:
         if self.terms:
-            config = ConfigDict(self.own.to_dict(), type_safe=False)
+            config = ConfigDict(self.config_before.to_dict(), type_safe=False)
             for i, term in enumerate(self.terms):
                 config.reward_config.scales[term] = self.settings[i]
             config.push_config.enable = self.settings[-1]
             self.env._config = config
 
     def __exit__(self, *_: object) -> None:
-        self.env._config = self.own
+        self.env._config = self.config_before
 
 
 def _is_drawn(name: str) -> bool:

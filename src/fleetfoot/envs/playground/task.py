@@ -116,7 +116,7 @@ def prepare(device: torch.device) -> None:
     jax, warp = _load("jax"), _load("warp")
     warp.config.log_level = warp.LOG_ERROR  # it tells of every kernel it compiles
     if device.type == "cuda":
-        if not any(found.platform == "gpu" for found in jax.devices()):
+        if not any(other.platform == "gpu" for other in jax.devices()):
             raise UserError(
                 "device cuda was asked for, but JAX sees no GPU: pip install 'jax[cuda13]' (or use --device cpu)"
             )
@@ -171,13 +171,13 @@ def load(wanted: Wanted, num_envs: int) -> Task:
 def on(device: Any) -> Iterator[None]:
     """MJX takes the first GPU there is, for models and for data made while tracing; here it takes `device`."""
     jax, io = _load("jax"), _load("mujoco.mjx._src.io")
-    own = io._resolve_device
+    resolve_before = io._resolve_device
     io._resolve_device = lambda impl: device
     try:
         with jax.default_device(device):
             yield
     finally:
-        io._resolve_device = own
+        io._resolve_device = resolve_before
 
 
 def scales(task: Task) -> tuple[str, ...]:
@@ -279,10 +279,10 @@ def _origin(program: Any, value: Any) -> Any:
     made = _maker(program, value)
     if made is None or (inner := _inside(made)) is None:
         return value
-    found = _origin(inner, inner.outvars[made.outvars.index(value)])
-    if found not in inner.invars:
+    origin = _origin(inner, inner.outvars[made.outvars.index(value)])
+    if origin not in inner.invars:
         return value
-    return _origin(program, made.invars[inner.invars.index(found)])
+    return _origin(program, made.invars[inner.invars.index(origin)])
 
 
 def _head(program: Any, value: Any) -> Any:
@@ -294,9 +294,9 @@ def _head(program: Any, value: Any) -> Any:
     if made.primitive.name == "concatenate":
         return _origin(program, made.invars[0])
     if (inner := _inside(made)) is not None:
-        found = _head(inner, inner.outvars[made.outvars.index(value)])
-        if found in inner.invars:
-            return _origin(program, made.invars[inner.invars.index(found)])
+        head = _head(inner, inner.outvars[made.outvars.index(value)])
+        if head in inner.invars:
+            return _origin(program, made.invars[inner.invars.index(head)])
     return None
 
 
@@ -312,7 +312,7 @@ def _inside(made: Any) -> Any:
 def _models(wanted: Wanted) -> Iterator[None]:
     """Playground reads the robots from one folder, and clones it from the network where it is missing."""
     place = _load("mujoco_playground._src.mjx_env")
-    own = place.MENAGERIE_PATH
+    path_before = place.MENAGERIE_PATH
     if wanted.menagerie:
         if not Path(wanted.menagerie).is_dir():
             raise UserError(f"the folder of robot models {wanted.menagerie} does not exist.")
@@ -327,7 +327,7 @@ def _models(wanted: Wanted) -> Iterator[None]:
             "name a checkout of github.com/google-deepmind/mujoco_menagerie in FLEETFOOT_MENAGERIE."
         ) from error
     finally:
-        place.MENAGERIE_PATH = own
+        place.MENAGERIE_PATH = path_before
 
 
 def _load(module: str) -> Any:

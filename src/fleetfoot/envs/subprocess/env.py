@@ -37,7 +37,7 @@ PATIENCE = 5.0  # seconds a process has to end by itself
 class Worker:
     """One process and the pipes to it."""
 
-    def __init__(self, label: str, memory_file: int, told: dict[str, Any], env: dict[str, str]):
+    def __init__(self, label: str, memory_file: int, settings: dict[str, Any], env: dict[str, str]):
         self.label = label
         self.names: list[str] = []  # of the lines of `Shared.info`, as this process uses them
         read, write = os.pipe()
@@ -54,7 +54,7 @@ class Worker:
         self.answers: BinaryIO = os.fdopen(read, "rb", buffering=0)
         assert self.process.stdin is not None
         self.requests: Any = self.process.stdin
-        data = json.dumps(told).encode()
+        data = json.dumps(settings).encode()
         self.send(struct.pack("<I", len(data)) + data)
 
     def send(self, request: bytes) -> None:
@@ -123,7 +123,7 @@ class ProcessEnv:
         self.bounds = bounds
         try:
             for first, last in itertools.pairwise(bounds):
-                told = {
+                settings = {
                     "name": gym_id,
                     "kwargs": kwargs,
                     "first": first,
@@ -131,7 +131,7 @@ class ProcessEnv:
                     "num_envs": num_envs,
                 }
                 label = f"the process of environments {first} to {last - 1} of {name}"
-                self.workers.append(Worker(label, memory_file, told, env or {}))
+                self.workers.append(Worker(label, memory_file, settings, env or {}))
             # They were all started first, and get ready at the same time.
             about, *_ = [json.loads(worker.receive(text=True)) for worker in self.workers]
         except UserError as why:

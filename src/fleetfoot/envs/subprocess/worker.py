@@ -140,18 +140,18 @@ def describe(env: Any) -> dict[str, Any]:
 
 
 def picture(env: Any) -> bytes:
-    found = env.render()
-    if not (isinstance(found, np.ndarray) and found.ndim == 3 and found.shape[2] == 3):
+    frame = env.render()
+    if not (isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[2] == 3):
         raise ValueError("the environment has no render mode rgb_array")
-    return struct.pack("<II", *found.shape[:2]) + found.astype(np.uint8).tobytes()
+    return struct.pack("<II", *frame.shape[:2]) + frame.astype(np.uint8).tobytes()
 
 
 def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
-    told = json.loads(read_text(requests))
+    settings = json.loads(read_text(requests))
     try:
         copies = [
-            Copy(told["name"], told["kwargs"], told["first"] + i, seed)
-            for i, seed in enumerate(told["seeds"])
+            Copy(settings["name"], settings["kwargs"], settings["first"] + i, seed)
+            for i, seed in enumerate(settings["seeds"])
         ]
         about = copies[0].about
     except Exception as error:
@@ -160,7 +160,7 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     write_text(answers, DONE, json.dumps(about))
     requests.read(1)  # by now the memory has its size
     memory = mmap.mmap(memory_file, 0)
-    shared = Shared(memory, told["num_envs"], about["obs_size"], about["action_size"])
+    shared = Shared(memory, settings["num_envs"], about["obs_size"], about["action_size"])
     names: list[str] = []  # of the lines of `shared.info`, in the order they were first told
     while request := requests.read(1):
         try:
@@ -184,7 +184,9 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes
+    # What a terminal or a scheduler sends to all processes is for the parent, which then closes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     memory_file, answers = (int(word) for word in sys.argv[1:3])
     serve(memory_file, os.fdopen(0, "rb", buffering=0), os.fdopen(answers, "wb"))
     os._exit(0)  # nothing is to be saved, and OpenGL complains when Python takes it apart

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Literal
 
 from fleetfoot import checkpoint
 from fleetfoot.agents.contract import traits
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.apex.learner import BURST, Learner
@@ -68,9 +68,8 @@ class ActorLearnerConfig:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        for name in ("actors", "block_vec_steps", "blocks_ahead", "publish_every_vec_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"topology.{name} must be at least 1, not {getattr(self, name)}.")
+        at_least(self, "topology", actors=1, block_vec_steps=1, blocks_ahead=1)
+        at_least(self, "topology", publish_every_vec_steps=1)
         if not 0 < self.max_reuse < float("inf"):
             raise UserError(f"topology.max_reuse must be above 0, not {self.max_reuse}.")
         if self.lockstep and (self.actors > 1 or self.free):
@@ -84,7 +83,8 @@ class ActorLearnerConfig:
         cpus = (self.actors + 1) * self.ray.worker_cpus + self.ray.learner_cpus
         with closing(Monitor(self.ray, recipe, folder)) as monitor:
             here = (self.ray.learner_cpus, monitor.gpus)
-            with cluster(self.ray, cpus=cpus, gpus=monitor.gpus, here=here) as ray:
+            gpus = monitor.gpus
+            with cluster(self.ray, cpus=cpus, gpus=gpus, here=here, folder=folder) as ray:
                 return monitor.run(ray, Learner, resumed=state is not None)
 
     def check(self, recipe: Recipe) -> None:
@@ -102,12 +102,13 @@ class ActorLearnerConfig:
         if self.actors > 1 and traits(recipe.agent).follows_episodes:
             raise UserError(
                 f"{agent} follows the episodes of all environments (to scale rewards, or for its bound), which "
-                "several actors do not report: use --topology.actors 1, or turn that off."
+                "several actors do not report: use --topology.actors 1, or turn that off (for a value range: give "
+                "--agent.v-min and --agent.v-max as numbers)."
             )
 
     def computes_priorities(self, recipe: Recipe) -> bool:
         """Do the actors compute first priorities? Only where the sampler uses them."""
-        prioritised = recipe.replay.sampler.prioritised
+        prioritised = recipe.off_policy_replay().sampler.prioritised
         return self.initial_priorities and not self.lockstep and prioritised
 
     def learn(self, learner: Learner) -> None:

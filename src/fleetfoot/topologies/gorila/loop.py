@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Log
@@ -64,11 +64,8 @@ class ParameterServerConfig:
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
-        for name in ("bundles", "shards", "outlier_memory", "shift_vec_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"topology.{name} must be at least 1, not {getattr(self, name)}.")
-        if self.max_age is not None and self.max_age < 0:
-            raise UserError(f"topology.max_age must be 0 or more, not {self.max_age}.")
+        at_least(self, "topology", bundles=1, shards=1, outlier_memory=1, shift_vec_steps=1)
+        at_least(self, "topology", max_age=0)
         if self.outlier_stds is not None and not self.outlier_stds > 0:
             raise UserError(f"topology.outlier_stds must be above 0, not {self.outlier_stds}.")
 
@@ -76,13 +73,13 @@ class ParameterServerConfig:
         torch.set_num_threads(recipe.threads or usable_cores())
         with ExitStack() as stack:
             seed = recipe.seeds().evaluation
-            evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU)
+            evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU, recipe.env_timeout)
             stack.callback(evaluator.close)
             spec = replace(evaluator.env.spec, num_envs=recipe.num_envs)
             agent = build_agent(recipe, spec, self.bundles, CPU)  # UserErrors before Ray starts
             gpus = self.ray.gpus_of(recipe.torch_device())
             cpus = (self.bundles + self.shards) * self.ray.worker_cpus
-            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus))
+            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus, folder=folder))
             restarts = Restarts(self.ray.max_restarts)
             server = stack.enter_context(closing(RayServer(ray, self, recipe, agent, restarts)))
             fleet = stack.enter_context(closing(BundleFleet(ray, self, recipe, server)))
@@ -152,7 +149,7 @@ def train(journal: Journal, run: ServerRun) -> Result:
     recipe = journal.recipe
     # At a multiple of these all bundles stop.
     periods = recipe.evaluation.every_vec_steps, recipe.checkpoint.every_vec_steps
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, journal.rescuing(run, lambda: interrupt.asked):
         while not (journal.finished or interrupt.asked):
             stop = journal.next_multiple(*periods)
             for report in run.fleet.work(stop - journal.vec_steps, interrupt):

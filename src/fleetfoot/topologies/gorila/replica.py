@@ -97,10 +97,7 @@ class RemoteStepper:
 
     def __call__(self, loss: Tensor) -> Tensor:
         gradients = self.local.gradients(loss)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        max_norm = self.local.cfg.max_grad_norm
-        if max_norm is not None:  # clipped here: a shard does not see the whole gradient
-            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        norm = self.local.clip_(gradients)  # here: a shard does not see the whole gradient
         self.num_gradients += 1
         server = self.replica.server
         if self.outliers.accepts(abs(float(loss.detach()))):

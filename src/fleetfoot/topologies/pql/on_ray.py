@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fleetfoot.agents.contract import as_actor_critic
-from fleetfoot.config import part
+from fleetfoot.config import at_least, part
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
@@ -50,8 +50,7 @@ class RoleConfig:
     """GPUs that it asks for; 0: it works on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
 
     def __post_init__(self) -> None:
-        if self.cpus < 0:
-            raise UserError("the cpus of a role must be 0 or more.")
+        at_least(self, "role", cpus=0)
 
     def gpus_of(self, device: torch.device) -> float:
         check_device(device)
@@ -69,8 +68,7 @@ class OnRayConfig(ClusterFields):
     policy_learner: RoleConfig = RoleConfig()
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise UserError("topology.placement.max_restarts must be 0 or more.")
+        at_least(self, "topology.placement", max_restarts=0)
 
     def roles(self) -> dict[str, RoleConfig]:
         roles = (self.actor, self.critic_learner, self.policy_learner)
@@ -106,7 +104,7 @@ class Call(NamedTuple):
 class Processes:
     """Carries weights and vec steps between the stages through Ray's object store, and replaces processes."""
 
-    ahead, device = 2, CPU
+    ahead, device, all_here = 2, CPU, False
     coordinator: Coordinator
 
     def __init__(self, ray: Any, recipe: Recipe, cfg: OnRayConfig, interrupt: Interrupt):

@@ -115,8 +115,8 @@ class CriticLearnerProcess(StageProcess):
     kind, parts_read = CriticLearner, 2
 
     def _unpack(self, *parts: Any) -> Transition:
-        seen, rest = parts
-        return next(unpack_lines(seen | rest, self.stage.spec, self.device))
+        obs, rest = parts
+        return next(unpack_lines(obs | rest, self.stage.spec, self.device))
 
 
 class PolicyLearnerProcess(StageProcess):
