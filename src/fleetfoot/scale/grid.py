@@ -10,6 +10,7 @@ from typing import Any
 
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.rollouts import RolloutConfig
 
 # The learning rates that move together: those of networks. Temperatures and other scalars keep theirs.
 NETWORK_OPTIMS = ("critic_optim", "policy_optim", "optimist_optim", "optim")
@@ -59,6 +60,11 @@ def check_recipes(recipes: Sequence[Recipe]) -> None:
                 "make one study of each."
             )
     for recipe in recipes:
+        if isinstance(recipe.replay, RolloutConfig):
+            raise UserError(
+                f"{recipe.name} learns from rollouts, so it has no update-to-data ratio; scaling laws are for recipes "
+                "with a replay."
+            )
         if getattr(recipe.topology, "free", False):
             raise UserError(
                 f"{recipe.name} learns as fast as it can, so its update-to-data ratio cannot be set; "
