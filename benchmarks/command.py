@@ -54,11 +54,20 @@ BENCHMARKS = {
         "learning: wall-clock and return beside Stable-Baselines3",
     ),
     "curves": ("studies.recipe_curves:recipe_curves", "learning curves of a recipe, several seeds"),
+    "many-actions": (
+        "studies.many_actions:many_actions",
+        "DAA: gradient variance over the actions per state, and curves beside PPO",
+    ),
     "pong": ("studies.pong:pong", "Pong: Ape-X and one process, until solved"),
     "apex-actors": ("studies.apex_actors:apex_actors", "Ape-X: 1 to 8 actors at equal updates"),
     "gorila-bundles": (
         "studies.gorila_bundles:gorila_bundles",
         "Gorila: 1 to 4 bundles at equal work of each",
+    ),
+    "wmpg": ("studies.wmpg:wmpg", "WMPG beside AC and MAC: real episodes until solved"),
+    "wmpg-variance": (
+        "studies.wmpg_variance:wmpg_variance",
+        "WMPG: variance of its gradient estimators with a perfect model",
     ),
     "pql": ("studies.pql:pql_study", "PQL: the studies of its paper in small"),
     "reward-units": (
@@ -68,6 +77,10 @@ BENCHMARKS = {
     "split-learners": (
         "studies.split_learners:split_learners",
         "seconds to a return: split_learners, synchronous, overlap",
+    ),
+    "weekend": (
+        "studies.weekend:weekend",
+        "a run whose processes are killed every minute: memory, descriptors, counters",
     ),
 }
 

@@ -149,6 +149,7 @@ class Guarded:
         # What each tensor of an observation must be; the critic's dtype may be either of the two.
         self.actor_shape = (spec.num_envs, *spec.obs_shape)
         self.critic_shape = (spec.num_envs, *critic)
+        self.action: Tensor | None = None  # of the step under way
 
     def reset(self) -> Obs:
         obs = self._call(self.env.reset)
@@ -156,6 +157,7 @@ class Guarded:
         return obs
 
     def step(self, action: Tensor) -> Step:
+        self.action = action
         return self._checked(self._call(self.env.step, action))
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -236,10 +238,13 @@ class Guarded:
             raise self._halted(f"returned {name} {_shown(value)} instead of {wanted}")
 
     def _check_finite(self, name: str, value: Tensor) -> None:
-        """On a GPU looking would wait for the device; there the log notices it."""
+        """On a GPU looking would wait for the device; there the log notices it. So it does where the action was no
+        number: that is the learner's fault."""
         if value.device.type != "cpu" or not value.is_floating_point():
             return
         if math.isfinite(float(value.sum())):
+            return
+        if self.action is not None and not bool(torch.isfinite(self.action).all()):
             return
         finite = torch.isfinite(value).flatten(1).all(1) if value.dim() > 1 else value.isfinite()
         if not bool(finite.all()):  # a sum may also overflow
@@ -251,6 +256,7 @@ class GuardedHalves(Guarded):
     """The same for one whose step has two halves."""
 
     def send(self, action: Tensor) -> None:
+        self.action = action
         self._call(cast(TwoHalves, self.env).send, action)
 
     def receive(self) -> Step:

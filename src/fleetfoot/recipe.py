@@ -109,7 +109,7 @@ class Recipe:
     threads: int = 0
     """CPU threads of torch; 0: as many as there are usable cores."""
     env_timeout: float = 600.0
-    """Seconds that one reset or step of all environments may take; after that they count as hanging, and the run ends."""
+    """Seconds that one reset or step of all environments may take. After that they hang, and the run ends."""
 
     def __post_init__(self) -> None:
         if isinstance(self.replay, RolloutConfig):

@@ -43,8 +43,17 @@ def assert_goes_on(place: Path, folder: Path) -> None:
     assert checkpoint.load(folder).step == step + 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("recipe", ["endless", "asynchronous"])
+@pytest.mark.parametrize(
+    ("recipe", "number"),
+    [
+        ("endless", signal.SIGHUP),
+        ("asynchronous", signal.SIGINT),
+        ("asynchronous", signal.SIGTERM),
+        pytest.param("endless", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("endless", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("asynchronous", signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_all_processes_saves(number: int, recipe: str, tmp_path: Path) -> None:
     child, folder = begin(tmp_path, recipe)
     child.signal(number)
@@ -137,7 +146,7 @@ def preempted(place: Path, seconds: float) -> None:
         assert_goes_on(place, folder)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("seconds", [0.02, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_preemption_leaves_a_usable_checkpoint_or_none(seconds: float, tmp_path: Path) -> None:
     preempted(tmp_path, seconds)
 

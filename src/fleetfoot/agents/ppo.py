@@ -37,20 +37,22 @@ from __future__ import annotations
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fleetfoot.agents.checks import check_above_zero
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
-from fleetfoot.data import EnvSpec, Loss, Obs, Rollout, Transition, UpdateResult
+from fleetfoot.data import EnvSpec, Loss, Rollout, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.adaptive_rate import AdaptiveRate
 from fleetfoot.nn.encode import ObsNorms
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
-from fleetfoot.nn.stochastic import DrawnAction, GreedyAction, Params, ValueNetwork, policy_for
+from fleetfoot.nn.stochastic import ActorCriticNetworks, DrawnAction, GreedyAction, Params
 from fleetfoot.ops.gae import gae
+from fleetfoot.ops.proximal import clipped_error, clipped_gain, outside, standardized
+from fleetfoot.ops.rows import flat, rows_of
 from fleetfoot.optim import AdamConfig
 from fleetfoot.rng import RandomStream, seeded_init
 
@@ -129,22 +131,6 @@ class Targets(NamedTuple):
     returns: Tensor  # [T N]
 
 
-class Networks(nn.Module):
-    """Policy and critic, which one optimiser steps."""
-
-    def __init__(self, cfg: PPOConfig, spec: EnvSpec, norms: ObsNorms):
-        super().__init__()
-        encoder = norms.encoder("actor", cfg.task_embedding, cfg.clip_obs)
-        heads = {"std": cfg.std, "head_gain": cfg.head_gain, "tanh_mean": cfg.tanh_mean}
-        self.policy = policy_for(spec, encoder, cfg.policy_net, **heads)
-        encoder = norms.encoder("critic", cfg.task_embedding, cfg.clip_obs)
-        self.critic = ValueNetwork(encoder, cfg.critic_net)
-
-    def constrain_(self) -> None:
-        self.policy.constrain_()
-        self.critic.constrain_()
-
-
 class PPO(Stateful):
     """The agent; the equations are at the top of this file."""
 
@@ -160,7 +146,7 @@ class PPO(Stateful):
         self.norms = ObsNorms(spec, cfg.normalize_obs).to(device)
         self.pending_norms = ObsNorms(spec, cfg.normalize_obs).to(device)
         with seeded_init(seed):
-            self.networks = Networks(cfg, spec, self.norms).to(device)
+            self.networks = ActorCriticNetworks(cfg, spec, self.norms).to(device)
         self.actor, self.critic = self.networks.policy, self.networks.critic
         self.policy, self.behaviour = GreedyAction(self.actor), DrawnAction(self.actor)
         self.rate: AdaptiveRate | None = None
@@ -186,11 +172,7 @@ class PPO(Stateful):
             for index in order.tensor_split(self.cfg.minibatches):
                 for name, value in self.take_step(self.loss(rollout, targets, index)).items():
                     totals[name] = totals[name] + value if name in totals else value
-        with torch.no_grad():
-            for norm, pending in zip(
-                self.norms.buffers(), self.pending_norms.buffers(), strict=True
-            ):
-                norm.copy_(pending)
+        self.norms.take_over(self.pending_norms)
         self.updates += 1
         steps = self.cfg.epochs * self.cfg.minibatches
         return UpdateResult(metrics | {name: value / steps for name, value in totals.items()})
@@ -234,40 +216,17 @@ class PPO(Stateful):
         old_params = tuple(param[index] for param in targets.params)
         params = self.actor(obs)
         ratio = (self.actor.log_prob(params, action) - old_log_prob).exp()  # (4)
-        clipped = ratio.clamp(1.0 - cfg.clip, 1.0 + cfg.clip)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()  # (5)
-        value = self.critic(obs)
-        error = (value - returns).square()
-        if cfg.value_clip is not None:
-            near = old_value + (value - old_value).clamp(-cfg.value_clip, cfg.value_clip)
-            error = torch.maximum(error, (near - returns).square())
-        value_loss = error.mean()  # (6)
+        policy_loss = -clipped_gain(ratio, advantage, cfg.clip).mean()  # (5)
+        value_loss = clipped_error(
+            self.critic(obs), old_value, returns, cfg.value_clip
+        ).mean()  # (6)
         entropy = self.actor.entropy(params).mean()
         loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy  # (7)
         metrics = {
             "policy/loss": policy_loss,
             "policy/entropy": entropy,
             "policy/kl": self.actor.kl(old_params, params).mean(),
-            "policy/clipped": ((ratio - 1.0).abs() > cfg.clip).float().mean(),
+            "policy/clipped": outside(ratio, cfg.clip),
             "critic/loss": value_loss,
         }
         return Loss(loss, {name: value.detach() for name, value in metrics.items()})
-
-
-def standardized(x: Tensor) -> Tensor:
-    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
-
-
-def flat(obs: Obs) -> Obs:
-    """[T, N, ...] -> [T N, ...]."""
-    actor = obs.actor.flatten(0, 1)
-    critic = actor if obs.critic is obs.actor else obs.critic.flatten(0, 1)
-    return Obs(actor, critic, None if obs.task is None else obs.task.flatten())
-
-
-def rows_of(obs: Obs, index: Tensor) -> Obs:
-    """Some rows [B, ...] of observations [T, N, ...]."""
-    rows = flat(obs)
-    actor = rows.actor[index]
-    critic = actor if rows.critic is rows.actor else rows.critic[index]
-    return Obs(actor, critic, None if rows.task is None else rows.task[index])

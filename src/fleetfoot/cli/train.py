@@ -42,7 +42,8 @@ def run(args: list[str], imports: list[str]) -> int:
     check_either(args, "--replay.capacity", "--replay.capacity-gib")
     fixed = ("name", *start.derived_fields())
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
-    needed = [*imports, *([module] if module else [])]
+    by_env = str(getattr(recipe.env, "id", "")).rpartition(":")[0]  # "module:Id-v0"
+    needed = list(dict.fromkeys(filter(None, [*imports, module, by_env])))
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
     return finish(api.train(recipe, options.folder), options.video, needed)

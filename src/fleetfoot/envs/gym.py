@@ -26,7 +26,7 @@ from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.gym_copy import FAULT, how_it_ended, make_copy, names, silent
 from fleetfoot.envs.info import InfoRows
-from fleetfoot.envs.vec_env import EnvFault
+from fleetfoot.envs.vec_env import EnvFault, check_module
 from fleetfoot.errors import Hung, UserError
 
 __all__ = ["GymConfig", "GymEnv", "names"]
@@ -52,6 +52,10 @@ class GymConfig:
         return GymEnv(self, num_envs, seed, device)
 
     def for_evaluation(self) -> GymConfig:
+        return self
+
+    def when_stored(self) -> GymConfig:
+        check_module(self.id)
         return self
 
 

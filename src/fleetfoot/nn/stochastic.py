@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
-from fleetfoot.nn.encode import Encoder
+from fleetfoot.nn.encode import Encoder, ObsNorms
 from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import NetworkConfig
 
@@ -204,3 +204,44 @@ class ValueNetwork(nn.Module):
     def constrain_(self) -> None:
         self.encoder.constrain_()
         self.net.constrain_()
+
+
+class ActorCriticFields(Protocol):
+    """The fields of a config that say how policy and critic look."""
+
+    @property
+    def std(self) -> float: ...
+    @property
+    def head_gain(self) -> float | None: ...
+    @property
+    def tanh_mean(self) -> bool: ...
+    @property
+    def clip_obs(self) -> float | None: ...
+    @property
+    def task_embedding(self) -> int: ...
+    @property
+    def policy_net(self) -> NetworkConfig: ...
+    @property
+    def critic_net(self) -> NetworkConfig: ...
+
+
+class ActorCriticNetworks(nn.Module):
+    """Policy and critic, which one optimiser steps."""
+
+    def __init__(self, cfg: ActorCriticFields, spec: EnvSpec, norms: ObsNorms):
+        super().__init__()
+        encoder = norms.encoder("actor", cfg.task_embedding, cfg.clip_obs)
+        self.policy = policy_for(
+            spec,
+            encoder,
+            cfg.policy_net,
+            std=cfg.std,
+            head_gain=cfg.head_gain,
+            tanh_mean=cfg.tanh_mean,
+        )
+        encoder = norms.encoder("critic", cfg.task_embedding, cfg.clip_obs)
+        self.critic = ValueNetwork(encoder, cfg.critic_net)
+
+    def constrain_(self) -> None:
+        self.policy.constrain_()
+        self.critic.constrain_()

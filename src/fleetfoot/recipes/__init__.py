@@ -11,6 +11,7 @@ from fleetfoot.recipes import (
     apex_dqn,
     brc,
     bro,
+    daa,
     dac,
     ddpg,
     dqn,
@@ -23,6 +24,7 @@ from fleetfoot.recipes import (
     robot,
     sac,
     vpl,
+    wmpg,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -43,7 +45,9 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **brc.RECIPES,
     **sac.RECIPES,
     **vpl.RECIPES,
+    **wmpg.RECIPES,
     **ppo.RECIPES,
+    **daa.RECIPES,
 }
 
 

@@ -83,6 +83,7 @@ class Rollouts:
     def bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
+    @torch.no_grad()
     def append(self, step: Transition) -> None:
         """Store one vec step. The rollout must not be full: an update was due when it became so."""
         next_obs = step.next_obs

@@ -229,7 +229,7 @@ def _read_csv(path: Path) -> RunTable:
             if missing := [name for name in wanted if name not in (reader.fieldnames or [])]:
                 raise UserError(f"{path} is no table of a study: it has no column {missing[0]}.")
             runs = list(_runs_of(reader))
-    except (OSError, ValueError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, csv.Error) as error:  # TypeError: a line is cut short
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
     if not runs:
         raise UserError(f"{path} is empty: it holds no evaluation.")

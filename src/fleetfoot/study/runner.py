@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from fleetfoot.study.worker import FINISHED
 from fleetfoot.system import resolve_device, usable_cores
 
 POLL_SECONDS = 0.2
-STOPPED = -signal.SIGTERM  # a worker that had not begun to listen
+WORKER = (sys.executable, "-m", "fleetfoot.study.worker")  # and the study's folder, and a name
 
 
 def default_workers(recipes: list[Recipe]) -> int:
@@ -42,7 +42,7 @@ def run_study(study: Study, workers: int | None = None, progress: Progress | Non
         workers = default_workers(list(study.points.values()))
     if workers < 1:
         raise UserError(f"--workers must be at least 1, not {workers}.")
-    with writing(study.folder), folder_lock(study.folder):
+    with folder_lock(study.folder):
         return Runner(study, workers, progress or Progress(study)).run()
 
 
@@ -53,6 +53,7 @@ class Runner:
     study: Study
     workers: int
     progress: Progress
+    worker: Sequence[str] = WORKER
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)  # exit codes
     worked: int = 0
@@ -78,7 +79,7 @@ class Runner:
                 self.stop()
                 for process in self.running.values():
                     process.wait()
-        self.progress.close(list(self.running))
+        self.progress.close()
         if self.failed:
             raise UserError(self.what_failed())
         return not self.signals
@@ -89,7 +90,7 @@ class Runner:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as file:
                 return subprocess.Popen(
-                    [sys.executable, "-m", "fleetfoot.study.worker", str(self.study.folder), name],
+                    [*self.worker, str(self.study.folder), name],
                     stdin=subprocess.PIPE,  # closes when this process ends
                     stdout=file,
                     stderr=file,

@@ -72,7 +72,8 @@ class Learner:
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
         state = checkpoint.load(self.folder).state if resumed else None
         self.restarts = Restarts(cfg.ray.max_restarts, self.outbox.items.append)
-        self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
+        with fitting():
+            self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
         stack.callback(self.fleet.close)
         self.evaluations = Evaluations(ray, self.packed, cfg.ray.worker_cpus, self.restarts)
         stack.callback(self.evaluations.close)
@@ -221,6 +222,10 @@ class Learner:
         return state | {"replay": self.replay.state_dict()} if with_replay else state
 
     def _load_state_dict(self, state: State) -> None:
+        own = {"agent": self.agent.state_dict(), "pace": self.pace.state_dict()}
+        if "replay" in state:
+            own["replay"] = self.replay.state_dict()
+        checkpoint.check_fits({name: state[name] for name in own}, own, "state")
         self.agent.load_state_dict(state["agent"])
         self.pace.load_state_dict(state["pace"])
         if "replay" in state:

@@ -83,7 +83,8 @@ class ActorLearnerConfig:
         cpus = (self.actors + 1) * self.ray.worker_cpus + self.ray.learner_cpus
         with closing(Monitor(self.ray, recipe, folder)) as monitor:
             here = (self.ray.learner_cpus, monitor.gpus)
-            with cluster(self.ray, cpus=cpus, gpus=monitor.gpus, here=here) as ray:
+            gpus = monitor.gpus
+            with cluster(self.ray, cpus=cpus, gpus=gpus, here=here, folder=folder) as ray:
                 return monitor.run(ray, Learner, resumed=state is not None)
 
     def check(self, recipe: Recipe) -> None:

@@ -44,7 +44,7 @@ class SeedRollouts(Rollouts):
         self.task = None if whole.task is None else whole.task[first:last]
 
     @property
-    def filled(self) -> int:  # type: ignore[override]
+    def filled(self) -> int:
         return self.whole.filled
 
     @filled.setter

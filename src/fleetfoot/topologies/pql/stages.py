@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.contract import as_actor_critic
+from fleetfoot.checkpoint import check_env_fits, check_fits
 from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.envs.vec_env import closed_on_error
 from fleetfoot.evaluate import Evaluator
@@ -191,6 +192,11 @@ class Actor(Stage):
     def load(self, share: State) -> None:
         share = copy.deepcopy(share)  # simulators keep tensors, and those of a store are read-only
         with fitting():
+            own = self.state_dict(with_replay=False)
+            env = own.pop("env")
+            check_fits({name: share[name] for name in own}, own, "state")
+            if share["env"] is not None:
+                check_env_fits(share["env"], env, self.recipe.num_envs)
             self.explorer.load_state_dict(share["explorer"])
             self.episodes.load_state_dict(share["episodes"])
             if share["env"] is not None:
@@ -235,6 +241,7 @@ class Learner(Stage):
 
     def load(self, share: State) -> None:
         with fitting():
+            check_fits(share, self.state_dict(self.memory_name in share), "state")
             self.agent.load_state_dict(copy.deepcopy(share["agent"]))  # optimisers keep tensors
             if self.memory_name in share:
                 self.memory.load_state_dict(share[self.memory_name])
