@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import runpy
 from pathlib import Path
 
@@ -287,6 +288,8 @@ def test_descriptions_tell_what_a_real_robot_needs() -> None:
     assert told["control_hz"] == pytest.approx(50.0)
     assert [term["name"] for term in told["observation"]] == list(env.terms)
     assert sum(term["size"] for term in told["observation"]) * told["history"] == 96
+    assert told["observation"][1]["unit"] == "rad/s"
+    assert json.loads(json.dumps(told)) == told
     assert len(told["joints"]) == 12
     knee = told["joints"][2]
     assert knee["name"] == "FR_calf_joint"

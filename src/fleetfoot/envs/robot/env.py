@@ -479,10 +479,17 @@ class RobotEnv:
             "timestep": self.physics.timestep,
             "substeps": self.physics.substeps,
             "observation": [
-                {"name": name, "size": size, "noise": noise.get(name, 0.0), "sensed": name in noise}
+                {
+                    "name": name,
+                    "size": size,
+                    "unit": self.task.units.get(name, ""),
+                    "noise": noise.get(name, 0.0),
+                    "sensed": name in noise,
+                }
                 for name, size in self.terms.items()
             ],
             "history": self.cfg.history,
+            "delays": {"action": self.cfg.action_delay, "observation": self.cfg.obs_delay},
             "commands": {name: list(bounds) for name, bounds in self.task.commands().items()},
         }
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -112,6 +112,16 @@ class Joystick(Task):
     """`weights` replaces weights of the reward by name. `curriculum`: commands begin small and grow with success."""
 
     name = "joystick"
+    units: ClassVar[Mapping[str, str]] = {
+        "linvel": "m/s",
+        "gyro": "rad/s",
+        "gravity": "1",
+        "command": "m/s, m/s, rad/s",
+        "joint_pos": "rad from the standing pose",
+        "joint_vel": "rad/s",
+        "last_action": "1",
+        "gait": "cos, cos, sin, sin of the phases",
+    }
 
     def __init__(
         self,
