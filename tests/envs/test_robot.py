@@ -356,3 +356,13 @@ def test_the_guide_shows_the_example() -> None:
     source = (root / "examples" / "own_robot.py").read_text()
     shown = source[source.index("class Roll(Task)") : source.index("def main")].rstrip()
     assert shown in (root / "docs" / "guides" / "own-robot.md").read_text()
+
+
+def test_films_fall_back_on_the_package_s_own_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in ("", str(tmp_path)):
+        monkeypatch.setenv("FLEETFOOT_MENAGERIE", folder)
+        model = GO1.pictured()
+        assert model.nq == 19
+        assert model.ngeom > GO1.build(0.004).model.ngeom

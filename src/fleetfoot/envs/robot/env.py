@@ -458,8 +458,8 @@ class RobotEnv:
             )
         self._require_reset()
         if self._renderer is None:
-            looks = self.robot.build(self.physics.timestep, looks=True)
-            self._renderer = Renderer(looks.model, *self._look_size, self.robot.view)
+            model = self.robot.pictured()
+            self._renderer = Renderer(model, *self._look_size, self.robot.view)
         qpos, qvel = (t[index].double().cpu().numpy() for t in (self.engine.qpos, self.engine.qvel))
         return self._renderer.picture(qpos, qvel)
 
