@@ -255,6 +255,18 @@ def test_curriculum_grows_with_success() -> None:
     assert (state["command"].abs() <= task.largest * state["level"]).all()
 
 
+def test_restarts_inside_a_graph_are_those_outside() -> None:
+    """On a GPU every row is drawn a new episode in every step; a CPU computes it only where one ended."""
+    one, other = build(3, episode_length=3), build(3, episode_length=3)
+    other._on_gpu = True
+    assert torch.equal(one.reset().critic, other.reset().critic)
+    for action in actions(3, 12, 8):
+        left, right = one.step(action), other.step(action)
+        assert torch.equal(left.obs.critic, right.obs.critic)
+        assert torch.equal(left.next_obs.critic, right.next_obs.critic)
+        assert torch.equal(one._packed, other._packed)
+
+
 def test_draws_are_functions_of_their_counters() -> None:
     keys = keys_of(env_keys(7, 5, CPU), torch.zeros(5, dtype=torch.int64), 3)
     one, block = Draw(keys), Draw(keys, block=9)
@@ -262,6 +274,10 @@ def test_draws_are_functions_of_their_counters() -> None:
         assert torch.equal(one.uniform(size), block.uniform(size))
     assert torch.equal(one.uniform(1), block.uniform(1))  # beyond the block
     assert torch.equal(Draw(keys[:2]).uniform(9), Draw(keys).uniform(9)[:2])
+    for draw, key in zip(
+        Draw.several(torch.stack([keys, keys + 1]), 5), (keys, keys + 1), strict=True
+    ):
+        assert torch.equal(draw.uniform(7), Draw(key).uniform(7))
     many = Draw(env_keys(1, 1000, CPU)).uniform(200)
     assert many.min() >= 0.0
     assert many.max() < 1.0

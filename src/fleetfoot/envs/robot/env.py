@@ -215,7 +215,7 @@ class RobotEnv:
         """C."""
         engine, task = self.engine, self.task
         clock = self._clock + 1
-        draw = Draw(keys_of(self._key, self._episode, clock), self._step_draws)
+        draw, later = self._draws(clock)
         now = self._moment(engine.qpos, engine.qvel, engine.sensor, self._state)
         now.state = now.state | task.after(now)
         buffer = self._frames.push(self._buffer, self._frame(now, draw))
@@ -232,13 +232,11 @@ class RobotEnv:
         state = now.state | task.advance(now, draw)
         state |= self._conditions.advance(state, self._action, clock, draw)
         self._step_draws = max(self._step_draws, draw.used)
-        # An explosion must not put a NaN into a replay buffer.
-        actor, critic = actor.nan_to_num(0.0, 0.0, 0.0), critic.nan_to_num(0.0, 0.0, 0.0)
-        reward, told = reward.masked_fill(exploded, 0.0), told.nan_to_num(0.0, 0.0, 0.0)
+        reward = reward.masked_fill(exploded, 0.0)
         new_actor, new_critic, packed = actor, critic, self._pack(state)
         if self._on_gpu or bool(ended.any()):  # to ask costs nothing on a CPU
             new_actor, new_critic, packed, buffer = self._restarted(
-                ended, state, packed, buffer, actor, critic
+                ended, later, state, packed, buffer, actor, critic
             )
         self._packed.copy_(packed)
         self._buffer.copy_(buffer)
@@ -246,11 +244,13 @@ class RobotEnv:
         self._episode += ended
         pieces = (new_actor, new_critic, actor, critic, reward, told)
         torch.cat([piece.flatten() for piece in pieces], out=self._flat)
+        self._flat.nan_to_num_(0.0, 0.0, 0.0)  # an explosion must not reach a replay buffer
         torch.stack([terminated, truncated], out=self._flags)
 
     def _restarted(
         self,
         ended: Tensor,
+        draw: Draw | None,
         state: State,
         packed: Tensor,
         buffer: Tensor,
@@ -258,7 +258,7 @@ class RobotEnv:
         critic: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """New episodes where one ended: observations, packed state and frames with those rows replaced."""
-        row, first_buffer, begun, first_actor, first_critic = self._begin(state)
+        row, first_buffer, begun, first_actor, first_critic = self._begin(state, draw)
         self.engine.restart(ended, row)
         self.engine.vary(ended, begun)
         chosen = ended[:, None]
@@ -269,9 +269,22 @@ class RobotEnv:
             torch.where(chosen[:, :, None], first_buffer, buffer),
         )
 
-    def _begin(self, before: State | None) -> tuple[Tensor, Tensor, State, Tensor, Tensor]:
+    def _draws(self, clock: Tensor) -> tuple[Draw, Draw | None]:
+        """For this step, and for the episodes that may begin after it; on a CPU those are drawn where one does."""
+        if not self._on_gpu:
+            return Draw(keys_of(self._key, self._episode, clock), self._step_draws), None
+        episode = torch.stack([self._episode, self._episode + 1])
+        step = torch.stack([clock, torch.zeros_like(clock)])
+        keys = keys_of(self._key, episode, step)  # [2, N]
+        now, later = Draw.several(keys, max(self._step_draws, self._begin_draws))
+        return now, later
+
+    def _begin(
+        self, before: State | None, draw: Draw | None = None
+    ) -> tuple[Tensor, Tensor, State, Tensor, Tensor]:
         """The next episode of every robot: number of its start, frames, state and observations."""
-        draw = Draw(keys_of(self._key, self._episode + 1, 0), self._begin_draws)
+        if draw is None:
+            draw = Draw(keys_of(self._key, self._episode + 1, 0), self._begin_draws)
         row = (draw.uniform(1)[:, 0] * len(self._starts[0])).long()
         state = self._state_of(draw, before)
         now = self._moment(*self._starts_of(row), state)
