@@ -20,6 +20,7 @@ from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.frames import Frames
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
+from fleetfoot.envs.robot.task import Now, State
 from fleetfoot.envs.robot.terms import SPECS
 from fleetfoot.errors import UserError
 
@@ -328,6 +329,50 @@ def test_mistakes_are_one_line(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as seen:
         build(**fields)  # type: ignore[arg-type]
     assert "\n" not in str(seen.value)
+
+
+class Careless(Joystick):
+    """Makes one mistake."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__(SPECS["go1"])
+        self.mistake = mistake
+
+    def begin(self, draw: Draw, before: State | None) -> State:
+        state = super().begin(draw, before)
+        wrong = {"flat": {"x": draw.uniform(1)[:, 0]}, "taken": {"last_action": draw.uniform(12)}}
+        return state | wrong.get(self.mistake, {})
+
+    def advance(self, now: Now, draw: Draw) -> State:
+        state = super().advance(now, draw)
+        return state | ({"mood": now.qpos[:, :1]} if self.mistake == "unknown" else {})
+
+    def observe(self, now: Now) -> dict[str, torch.Tensor]:
+        return {"height": now.qpos[:, 2]} if self.mistake == "seen" else super().observe(now)
+
+    def reward(self, now: Now, terminated: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"x": now.qpos} if self.mistake == "paid" else super().reward(now, terminated)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("flat", r"begin\(\) of joystick must return \[robots, size\]"),
+        ("taken", "'last_action', which is the environment's own"),
+        ("unknown", "changes 'mood', which its begin"),
+        ("seen", r"observe\(\) of joystick must return \[robots, size\]; height has shape \(2,\)"),
+        ("paid", r"reward\(\) of joystick must return terms of shape \[robots\]"),
+    ],
+)
+def test_mistakes_in_a_task_are_one_line(mistake: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        step_once(Careless(mistake))
+
+
+def step_once(task: Joystick) -> None:
+    env = RobotEnv(GO1, task, 2, 0)
+    env.reset()
+    env.step(torch.zeros(2, 12))
 
 
 def test_conditions_refuse_what_makes_no_sense() -> None:

@@ -117,8 +117,6 @@ class RobotEnv:
         self._lay_out(device)
         self._run = self._make_run()
 
-    # -- memory
-
     def _allocate(self, num_envs: int, seed: int) -> None:
         """What every robot has, whatever its task."""
         home = self._home
@@ -136,15 +134,18 @@ class RobotEnv:
         draw = Draw(keys_of(self._key, self._episode, 0))
         draw.uniform(1)
         state = self._state_of(draw, None)
+        rows = len(self._key)
+        _check_columns(self.task, "begin", state, rows)
         self._slices: dict[str, slice] = {}
         for name, value in state.items():
             begin = sum(part.stop - part.start for part in self._slices.values())
             self._slices[name] = slice(begin, begin + value.shape[1])
-        rows = len(self._key)
         self._packed = self._pack(state).clone()  # [N, S]
         self._state = self._unpack(self._packed)
         now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
         terms, extra = self.task.observe(now), self.task.privileged(now)
+        _check_columns(self.task, "observe", terms, rows)
+        _check_columns(self.task, "privileged", extra, rows)
         self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
         self._widths = dict(self.task.noise) | by_name("noise_of", self.cfg.noise_of)
         if unknown := set(self._widths) - set(terms):
@@ -166,7 +167,10 @@ class RobotEnv:
         self._actor_size = size * self.cfg.history
         self._extra_size = sum(int(value.shape[1]) for value in extra.values())
         alive = torch.zeros(rows, dtype=torch.bool, device=self._home)
-        self._told = [f"reward_{name}" for name in self.task.reward(now, alive)]
+        paid = self.task.reward(now, alive)
+        if any(value.shape != (rows,) for value in paid.values()):
+            raise UserError(f"reward() of {self.task.name} must return terms of shape [robots].")
+        self._told = [f"reward_{name}" for name in paid]
         self._told += [*self.task.info(now), "exploded"]
         critic = self._actor_size + self._extra_size
         self._parts = {
@@ -199,8 +203,6 @@ class RobotEnv:
     def _unpack(self, packed: Tensor) -> State:
         return {name: packed[:, part] for name, part in self._slices.items()}
 
-    # -- one vec step
-
     def _act(self) -> None:
         """A."""
         torch.clamp(self._given, -1.0, 1.0, out=self._action)
@@ -232,6 +234,10 @@ class RobotEnv:
         state = now.state | task.advance(now, draw)
         state |= self._conditions.advance(state, self._action, clock, draw)
         self._step_draws = max(self._step_draws, draw.used)
+        if unknown := state.keys() - self._slices.keys():
+            raise UserError(
+                f"{self.task.name} changes {min(unknown)!r}, which its begin() does not name."
+            )
         reward = reward.masked_fill(exploded, 0.0)
         new_actor, new_critic, packed = actor, critic, self._pack(state)
         if self._on_gpu or bool(ended.any()):  # to ask costs nothing on a CPU
@@ -297,8 +303,13 @@ class RobotEnv:
     def _state_of(self, draw: Draw, before: State | None) -> State:
         """Of an episode that begins: of the conditions, of the robot itself, and of the task."""
         varied = self.engine.varied
-        robot = {} if varied is None else varied.begin(draw)
-        return self._conditions.begin(draw) | robot | self.task.begin(draw, before)
+        ours = self._conditions.begin(draw) | ({} if varied is None else varied.begin(draw))
+        theirs = self.task.begin(draw, before)
+        if taken := ours.keys() & theirs.keys():
+            raise UserError(
+                f"begin() of {self.task.name} names {min(taken)!r}, which is the environment's own."
+            )
+        return ours | theirs
 
     def _starts_of(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qpos, qvel, sensor = self._starts
@@ -354,8 +365,6 @@ class RobotEnv:
         self._act()
         self.engine.advance()
         self._finish()
-
-    # -- the contract
 
     @torch.no_grad()
     def reset(self) -> Obs:
@@ -516,3 +525,11 @@ def _columns(wanted: NDArray[np.int64], device: torch.device) -> slice | Tensor:
     if (np.diff(wanted) == 1).all():
         return slice(int(wanted[0]), int(wanted[-1]) + 1)
     return torch.from_numpy(wanted).to(device)
+
+
+def _check_columns(task: Task, method: str, found: dict[str, Tensor], rows: int) -> None:
+    for name, value in found.items():
+        if value.ndim != 2 or len(value) != rows:
+            raise UserError(
+                f"{method}() of {task.name} must return [robots, size]; {name} has shape {tuple(value.shape)}."
+            )
