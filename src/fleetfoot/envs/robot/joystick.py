@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +32,17 @@ from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError, nearest
 
 Range: TypeAlias = tuple[float, float]
+
+UNITS = {
+    "linvel": "m/s",
+    "gyro": "rad/s",
+    "gravity": "1",
+    "command": "m/s, m/s, rad/s",
+    "joint_pos": "rad from the standing pose",
+    "joint_vel": "rad/s",
+    "last_action": "1",
+    "gait": "cos, cos, sin, sin of the phases",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +123,7 @@ class Joystick(Task):
     """`weights` replaces weights of the reward by name. `curriculum`: commands begin small and grow with success."""
 
     name = "joystick"
-    units: ClassVar[Mapping[str, str]] = {
-        "linvel": "m/s",
-        "gyro": "rad/s",
-        "gravity": "1",
-        "command": "m/s, m/s, rad/s",
-        "joint_pos": "rad from the standing pose",
-        "joint_vel": "rad/s",
-        "last_action": "1",
-        "gait": "cos, cos, sin, sin of the phases",
-    }
+    units = UNITS
 
     def __init__(
         self,
