@@ -24,6 +24,7 @@ from fleetfoot.files import read_json, write_text
 from fleetfoot.recipe import Recipe
 from fleetfoot.run import folder as folders
 from fleetfoot.run.stored import from_stranger, write_stored
+from fleetfoot.study.folder import open_study
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.ray.cluster import RayConfig
 from support.forked import command
@@ -200,6 +201,12 @@ def test_a_stored_recipe_imports_nothing(run: Path, tmp_path: Path) -> None:
         assert folders.read_recipe(run).env == env
     finally:
         del sys.modules[module]
+
+
+def test_a_stored_study_imports_nothing(tmp_path: Path) -> None:
+    open_study(tmp_path / "s", {"a": tiny()}, seeds=2, imports=["nowhere_to_be_found"])
+    with pytest.raises(UserError, match="name it: --import nowhere_to_be_found"):
+        open_study(tmp_path / "s", {"a": tiny()}, seeds=2)
 
 
 def test_a_stored_address_is_used_only_if_repeated() -> None:
