@@ -54,6 +54,10 @@ BENCHMARKS = {
         "learning: wall-clock and return beside Stable-Baselines3",
     ),
     "curves": ("studies.recipe_curves:recipe_curves", "learning curves of a recipe, several seeds"),
+    "many-actions": (
+        "studies.many_actions:many_actions",
+        "DAA: gradient variance over the actions per state, and curves beside PPO",
+    ),
     "pong": ("studies.pong:pong", "Pong: Ape-X and one process, until solved"),
     "apex-actors": ("studies.apex_actors:apex_actors", "Ape-X: 1 to 8 actors at equal updates"),
     "gorila-bundles": (

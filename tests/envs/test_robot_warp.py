@@ -19,6 +19,7 @@ from fleetfoot.envs.robot import (
     RobotConfig,
     RobotEnv,
 )
+from fleetfoot.envs.robot.env import EngineName
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
@@ -64,8 +65,9 @@ def converging(robot: Robot, conditions: ConditionsConfig) -> tuple[RobotEnv, Ro
         text = re.sub(r' iterations="\d+" ls_iterations="5"', ' iterations="50"', file.read())
     assert 'iterations="50"' in text
     made = []
-    for engine in ("cpu", "warp"):
-        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)  # type: ignore[arg-type]
+    engines: tuple[EngineName, ...] = ("cpu", "warp")
+    for engine in engines:
+        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)
         task = Joystick(SPECS[robot.name])
         changed = dataclasses.replace(robot, model=text)
         env = RobotEnv(changed, task, 3, 0, CPU, physics=physics, conditions=conditions)
@@ -80,7 +82,15 @@ RANDOMISED = ConditionsConfig(
 )
 
 
-@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED])
+BY_EPISODE = ConditionsConfig(
+    noise=0.0,
+    randomise=RandomiseConfig(
+        friction=(0.2, 1.0), kp=(0.8, 1.2), kd=(0.5, 1.0), strength=(0.5, 1.0), every_episode=True
+    ),
+)
+
+
+@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED, BY_EPISODE])
 def test_both_engines_agree_in_the_air(conditions: ConditionsConfig) -> None:
     cpu, warp = converging(T1, conditions)
     cpu.engine.sim.state[:, 3] += 1.0  # type: ignore[attr-defined]

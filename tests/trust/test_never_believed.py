@@ -234,6 +234,12 @@ def test_a_part_of_another_kind_is_refused(field: str, value: Any) -> None:
         from_json(to_json(tiny()) | {field: value})
 
 
+@pytest.mark.parametrize("value", [1e39, -1e308, 10**400, float("nan")])
+def test_numbers_that_no_tensor_holds_are_refused(value: float) -> None:
+    with pytest.raises(UserError, match=r"Recipe.gamma cannot be"):
+        from_json(to_json(tiny()) | {"gamma": value})
+
+
 @pytest.mark.parametrize("hidden", [["wide"], [64.5], [None], 64, "64", [[64]], {"0": 64}])
 def test_tuples_are_checked(hidden: Any) -> None:
     tree = to_json(tiny())

@@ -135,6 +135,7 @@ def extras() -> list[Finding]:
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
         ("comparisons", "rliable", "compare"),
+        ("scaling laws", "scikit-learn", "scale"),
         ("bench peers", "stable-baselines3", "bench"),
     ]
     for what, package, extra in optional:

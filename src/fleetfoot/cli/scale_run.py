@@ -15,6 +15,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import load_own_parts
 from fleetfoot.scale import grid
+from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import is_study
 from fleetfoot.system import usable_cores
 
@@ -82,7 +83,8 @@ def run(args: list[str], imports: list[str]) -> int:
     if not study.run_study(made, options.workers or None):
         print(f"interrupted and saved; to go on:\n  {command} run --folder {made.folder}")
         return INTERRUPTED
-    print(f"finished; to fit the laws:\n  {command} fit {made.folder}")
+    table = read_table(made.folder).write(made.folder / "evaluations.csv")
+    print(f"finished, all evaluations in {table}; to fit the laws:\n  {command} fit {made.folder}")
     return 0
 
 

@@ -118,12 +118,16 @@ def _settings(made: Analysis) -> str:
         size = f", parameters^{law.size_slope:.3f}" if law.size_slope else ""
         lines.append(f"Best {name}: ratio^{law.slope:.4f}{size} (R^2 {law.r2:.2f})")
         for task in law.log10_at_one:
-            at_one = law(task, 1.0, made.params if law.size_slope else 1.0)
+            at_one = law(task, 1.0, made.params)
             own = made.own_slopes["batch" if unit == ".0f" else "lr"].get(task)
             alone = f"; slope of this task alone {own:.3f}" if own is not None else ""
             lines.append(f"  {task}: {at_one:{unit}} at ratio 1{alone}")
-    if not lines:
-        return f"Batch size {made.batch:.0f} and learning rate {made.lr:.3g} everywhere: no laws for them."
+    if made.batch_law is None:
+        used = sorted({row.key.batch for row in made.crossings})
+        lines.append(f"Batch size {', '.join(map(str, used))}: no law of the best.")
+    if made.lr_law is None and made.lr is not None:
+        rates = sorted({row.key.lr for row in made.crossings})
+        lines.append(f"Learning rate {', '.join(f'{lr:.3g}' for lr in rates)}: no law of the best.")
     return "\n".join(lines)
 
 

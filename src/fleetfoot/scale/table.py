@@ -231,7 +231,7 @@ def _read_csv(path: Path) -> RunTable:
             if missing := [name for name in wanted if name not in (reader.fieldnames or [])]:
                 raise UserError(f"{path} is no table of a study: it has no column {missing[0]}.")
             runs = list(_runs_of(reader))
-    except (ValueError, TypeError, OverflowError, csv.Error) as error:
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:  # a line is cut short, say
         raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
     if not runs:
         raise UserError(f"{path} is empty: it holds no evaluation.")

@@ -135,7 +135,7 @@ class RobotEnv:
         """Sizes of state, observations and log, from one start that is thrown away."""
         draw = Draw(keys_of(self._key, self._episode, 0))
         draw.uniform(1)
-        state = self._conditions.begin(draw) | self.task.begin(draw, None)
+        state = self._state_of(draw, None)
         self._slices: dict[str, slice] = {}
         for name, value in state.items():
             begin = sum(part.stop - part.start for part in self._slices.values())
@@ -260,6 +260,7 @@ class RobotEnv:
         """New episodes where one ended: observations, packed state and frames with those rows replaced."""
         row, first_buffer, begun, first_actor, first_critic = self._begin(state)
         self.engine.restart(ended, row)
+        self.engine.vary(ended, begun)
         chosen = ended[:, None]
         return (
             torch.where(chosen, first_actor, actor),
@@ -272,13 +273,19 @@ class RobotEnv:
         """The next episode of every robot: number of its start, frames, state and observations."""
         draw = Draw(keys_of(self._key, self._episode + 1, 0), self._begin_draws)
         row = (draw.uniform(1)[:, 0] * len(self._starts[0])).long()
-        state = self._conditions.begin(draw) | self.task.begin(draw, before)
+        state = self._state_of(draw, before)
         now = self._moment(*self._starts_of(row), state)
         now.action = torch.zeros_like(now.action)
         buffer = self._frames.first(self._frame(now, draw))
         self._begin_draws = max(self._begin_draws, draw.used)
         actor, critic = self._obs_of(buffer, now)
         return row, buffer, state, actor, critic
+
+    def _state_of(self, draw: Draw, before: State | None) -> State:
+        """Of an episode that begins: of the conditions, of the robot itself, and of the task."""
+        varied = self.engine.varied
+        robot = {} if varied is None else varied.begin(draw)
+        return self._conditions.begin(draw) | robot | self.task.begin(draw, before)
 
     def _starts_of(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qpos, qvel, sensor = self._starts
@@ -341,7 +348,9 @@ class RobotEnv:
     def reset(self) -> Obs:
         before = self._state if self._begun else None
         row, buffer, state, actor, critic = self._begin(before)
-        self.engine.restart(torch.ones_like(row, dtype=torch.bool), row)
+        everyone = torch.ones_like(row, dtype=torch.bool)
+        self.engine.restart(everyone, row)
+        self.engine.vary(everyone, state)
         self._packed.copy_(self._pack(state))
         self._buffer.copy_(buffer)
         self._clock.zero_()
@@ -427,6 +436,7 @@ class RobotEnv:
         for name, value in mine.items():
             value.copy_(state[name])
         self.engine.load_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
+        self.engine.vary(torch.ones_like(self._clock, dtype=torch.bool), self._state)
         if state["seed"] != self._seed:
             self._take_seed(int(state["seed"]))
         self._count, self._begun = int(state["count"]), True

@@ -56,6 +56,12 @@ class Commands:
     keep: tuple[float, float, float] = (0.9, 0.25, 0.5)
 
 
+def norm(rows: Tensor) -> Tensor:
+    """The length of each row."""
+    length: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return length
+
+
 class Step:
     """What several terms look at, computed once per vec step."""
 
@@ -63,13 +69,13 @@ class Step:
         self.now, self.task, self.terminated = now, task, terminated
         self.sensor, self.state = now.sensor, now.state
         self.command = now.state["command"]
-        self.length = torch.linalg.vector_norm(self.command, dim=1)  # [N] of the command
+        self.length = norm(self.command)  # [N] of the command
         self.deviation = now.joint_pos - task.pose  # [N, U]
         self.off = self.deviation.abs()
         self.contact = now.sensor["foot_contact"] > 0  # [N, F]
         self.first_contact = now.state["first_contact"]  # [N, F] 0 or 1
-        self.foot_vel = now.sensor["foot_vel"].unflatten(1, (-1, 3))  # [N, F, 3]
-        self.foot_pos = now.sensor["foot_pos"].unflatten(1, (-1, 3))
+        self.foot_vel = now.sensor["foot_vel"].view(-1, task.num_feet, 3)  # [N, F, 3]
+        self.foot_pos = now.sensor["foot_pos"].view(-1, task.num_feet, 3)
 
 
 Term: TypeAlias = Callable[[Step], Tensor]
@@ -251,7 +257,7 @@ class Joystick(Task):
                 torch.fmod(state["phase"] + state["phase_step"] + math.pi, 2 * math.pi) - math.pi
             )
             if self.spec.gait.stands:
-                moving = torch.linalg.vector_norm(command, dim=1, keepdim=True) > 0.01
+                moving = norm(command)[:, None] > 0.01
                 phase = torch.where(moving, phase, math.pi)
             new["phase"] = phase
         level: Tensor | float = state["level"] if self.curriculum else 1.0
@@ -278,7 +284,7 @@ class Joystick(Task):
         command = now.state["command"]
         lin = command[:, :2] - now.sensor["linvel"][:, :2]
         told = {
-            "error_velocity": torch.linalg.vector_norm(lin, dim=1),
+            "error_velocity": norm(lin),
             "error_yaw": (command[:, 2] - now.sensor["gyro"][:, 2]).abs(),
         }
         return told | ({"command_level": now.state["level"][:, 0]} if self.curriculum else {})

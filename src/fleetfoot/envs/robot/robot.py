@@ -202,7 +202,13 @@ def _add_sensors(spec: mujoco.MjSpec, robot: Robot) -> None:
     ]
     for i, actuator in enumerate(spec.actuators):
         actuator.name = actuator.name or f"actuator{i}"
-        force = (f"torque.{i}", kind.mjSENS_ACTUATORFRC, thing.mjOBJ_ACTUATOR, actuator.name, {})
+        force: Sensor = (
+            f"torque.{i}",
+            kind.mjSENS_ACTUATORFRC,
+            thing.mjOBJ_ACTUATOR,
+            actuator.name,
+            {},
+        )
         wanted.append(force)
     for name, sensor, obj, objname, more in wanted:
         spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
