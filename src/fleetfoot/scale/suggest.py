@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ import numpy as np
 from fleetfoot import recipes
 from fleetfoot.compare.runs import Floats, task_of
 from fleetfoot.config import to_json
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
+from fleetfoot.files import read_json
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, look_up
 from fleetfoot.scale.frontier import CostModel
@@ -61,9 +61,11 @@ class Laws:
         if path is None:
             raise UserError(f"{folder} has not been fitted yet: fleetfoot scale fit {folder}.")
         try:
-            return Laws(json.loads(path.read_text()), path.parent)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+            return Laws(read_json(path), path.parent)
+        except UserError:
+            raise
+        except Exception as error:  # it may hold anything
+            raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
 
     def setting(self, recipe: Recipe, sigma: float) -> tuple[int, float | None]:
         """Batch size and learning rate for a task at a ratio."""
