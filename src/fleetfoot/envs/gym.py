@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.host import HostEnv
 from fleetfoot.envs.info import InfoRows, numbers
 from fleetfoot.errors import UserError, nearest
 
@@ -52,8 +53,10 @@ def names() -> list[str]:
     return sorted(name for name, spec in gymnasium.registry.items() if spec.entry_point)
 
 
-class GymEnv:
+class GymEnv(HostEnv):
     """N copies of one Gymnasium environment behind the `VecEnv` contract."""
+
+    why_no_state = "Gymnasium environments do not tell their state"
 
     def __init__(self, config: GymConfig, num_envs: int, seed: int, device: torch.device) -> None:
         probe = _make(config.id, config.kwargs, None, 0)
@@ -114,26 +117,12 @@ class GymEnv:
     def _info(self, info: dict[str, Any]) -> dict[str, Tensor]:
         """Each copy tells of the step that was made; of a restart nothing is told (`Copy`)."""
         self.info.begin_step()
-        for told in (
-            info,
-            info.get("final_info", {}),
-        ):  # of episodes that go on, and of those that ended
+        # Of episodes that go on, and of those that ended.
+        for told in (info, info.get("final_info", {})):
             for name, values in told.items():
                 if f"_{name}" in told and name not in ("final_obs", "final_info"):
                     self.info.tell(name, values, told[f"_{name}"])
-        rows = self.info.rows()
-        if not rows:
-            return {}
-        return dict(zip(rows, self._tensor(np.stack(list(rows.values()))), strict=True))
-
-    def state_dict(self) -> None:
-        """Gymnasium has no way to ask an environment for its state."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: Gymnasium environments do not tell their state."
-        )
+        return self._log_rows(self.info)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         picture = self.envs.call("picture", index)[index]
@@ -145,13 +134,6 @@ class GymEnv:
         if not self.closed:
             self.closed = True
             self.envs.close()
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.spec.device)
-
-    def _obs(self, rows: NDArray[Any]) -> Obs:
-        actor = self._tensor(rows)
-        return Obs(actor, actor)
 
 
 class Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
