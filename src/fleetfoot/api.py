@@ -85,7 +85,7 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
 
 
 def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
-    """`resume` for the seeds in the folder of `train_seeds`: those that are not finished go on."""
+    """`resume` for the seeds in the folder of `train_seeds`: continues those that are not finished."""
     stored = read_recipe(_seeds_in(folder)[0])
     return resume_seeds_as(folder, _changed(stored, changes), restart=restart)
 
@@ -99,7 +99,7 @@ def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False
         for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot go on together; "
+                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot be resumed together; "
                     "resume each by itself."
                 )
     with process_group() as ranks, contextlib.ExitStack() as stack:
@@ -168,7 +168,7 @@ def _no_checkpoint(folder: Path) -> UserError:
 
 def _finished(folder: Path, step: int) -> UserError:
     return UserError(
-        f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
+        f"{folder} is finished after {step:,} vec steps; to continue, give a larger --total-vec-steps."
     )
 
 

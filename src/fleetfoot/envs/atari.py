@@ -56,7 +56,7 @@ class AtariConfig:
     sticky_in_evaluation: bool = False
     """Sticky actions in evaluation too."""
     max_noops: int = 30
-    """An episode begins with 0 to so many frames in which nothing is pressed."""
+    """An episode begins with 0 to this many frames in which nothing is pressed."""
     fire_start: bool = False
     """Press FIRE first, where the game has it."""
     max_frames: int = 108_000
@@ -234,7 +234,7 @@ class AtariEnv(HostEnv):
 
 
 def _blacken(frames: NDArray[np.uint8], past: NDArray[np.int64]) -> None:
-    """Black out, in each row, so many of the oldest frames: the stack of a new life holds nothing of the last one."""
+    """Black out the `past` oldest frames of each row: the stack of a new life holds nothing of the last one."""
     for row in np.flatnonzero(past):
         frames[row, : past[row]] = 0
 

@@ -29,7 +29,7 @@ from fleetfoot.errors import UserError, nearest
 
 @part
 class GymConfig:
-    """A registered Gymnasium id, also as "module:Id-v0"; `kwargs` go to `gymnasium.make`."""
+    """A registered Gymnasium id, also as "module:Id-v0"."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 

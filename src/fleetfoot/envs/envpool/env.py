@@ -35,7 +35,7 @@ __all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 
 @part
 class EnvPoolConfig:
-    """One task by EnvPool's id; `kwargs` go to `envpool.make`.
+    """One task by EnvPool's id.
 
     Such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1.
     """
@@ -69,7 +69,7 @@ class EnvPoolConfig:
 
 @part
 class EnvPoolTasksConfig:
-    """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives one's own."""
+    """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives your own."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
