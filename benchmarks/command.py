@@ -39,6 +39,10 @@ BENCHMARKS = {
     "atari": ("speed.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "envpool": ("speed.envpool:bench_envpool", "EnvPool: our adapter and the bare EnvPool"),
     "mjlab": ("speed.mjlab:bench_mjlab", "mjlab: our adapter and mjlab's own environment"),
+    "robot": (
+        "speed.robot:bench_robot",
+        "robots: the vec step beside the bare physics, and recorded against eager",
+    ),
     "playground-check": (
         "speed.playground_check:check_playground",
         "Playground on a GPU: contract, zero copies, final observations",
@@ -50,16 +54,33 @@ BENCHMARKS = {
         "learning: wall-clock and return beside Stable-Baselines3",
     ),
     "curves": ("studies.recipe_curves:recipe_curves", "learning curves of a recipe, several seeds"),
+    "many-actions": (
+        "studies.many_actions:many_actions",
+        "DAA: gradient variance over the actions per state, and curves beside PPO",
+    ),
     "pong": ("studies.pong:pong", "Pong: Ape-X and one process, until solved"),
     "apex-actors": ("studies.apex_actors:apex_actors", "Ape-X: 1 to 8 actors at equal updates"),
     "gorila-bundles": (
         "studies.gorila_bundles:gorila_bundles",
         "Gorila: 1 to 4 bundles at equal work of each",
     ),
+    "wmpg": ("studies.wmpg:wmpg", "WMPG beside AC and MAC: real episodes until solved"),
+    "wmpg-variance": (
+        "studies.wmpg_variance:wmpg_variance",
+        "WMPG: variance of its gradient estimators with a perfect model",
+    ),
     "pql": ("studies.pql:pql_study", "PQL: the studies of its paper in small"),
+    "reward-units": (
+        "studies.reward_units:reward_units",
+        "learning with rewards in other units: multiplied, and shifted",
+    ),
     "split-learners": (
         "studies.split_learners:split_learners",
         "seconds to a return: split_learners, synchronous, overlap",
+    ),
+    "weekend": (
+        "studies.weekend:weekend",
+        "a run whose processes are killed every minute: memory, descriptors, counters",
     ),
 }
 

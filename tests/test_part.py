@@ -61,7 +61,8 @@ def test_every_recipe_builds_and_survives_json(name: str) -> None:
     explorer = recipe.explorer.build(spec, seed=seeds.explorer, device=CPU)
     action = explorer.act(agent.behaviour, env.reset())
     assert action.shape == ((2, spec.action.size) if isinstance(spec.action, Continuous) else (2,))
-    assert recipe.replay.bytes(dataclasses.replace(spec, num_envs=recipe.num_envs)) > 0
+    if isinstance(recipe.replay, ReplayConfig):
+        assert recipe.replay.bytes(dataclasses.replace(spec, num_envs=recipe.num_envs)) > 0
     env.close()
 
 

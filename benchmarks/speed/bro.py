@@ -115,14 +115,14 @@ def built(recipe: Recipe, device: torch.device, seed: int) -> Agent:
 
 
 def alone(recipe: Recipe, device: torch.device) -> Callable[[int], None]:
-    small = replace(recipe.replay, capacity=FILLED)
+    small = replace(recipe.off_policy_replay(), capacity=FILLED)
     replay = small.build(spec_of(device), gamma=0.99, seed=0, device=device)
     fill(replay, 1, device)
     return updates(built(recipe, device, 0), replay, device, recipe.precision)
 
 
 def together(recipe: Recipe, device: torch.device, seeds: int) -> Callable[[int], None]:
-    small = replace(recipe, replay=replace(recipe.replay, capacity=FILLED))
+    small = replace(recipe, replay=replace(recipe.off_policy_replay(), capacity=FILLED))
     replay = build_replay(small, range(seeds), spec_of(device))
     fill(replay, seeds, device)
     agent = built(recipe, device, 0)

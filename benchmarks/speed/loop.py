@@ -57,7 +57,7 @@ def smaller(recipe: Recipe, envs: int, updates: float, device: str, execution: s
         recipe,
         num_envs=envs,
         pace=replace(recipe.pace, updates_per_vec_step=updates, warmup_vec_steps=10),
-        replay=replace(recipe.replay, capacity=256 * envs, capacity_gib=None),
+        replay=replace(recipe.off_policy_replay(), capacity=256 * envs, capacity_gib=None),
         evaluation=replace(recipe.evaluation, every_vec_steps=0, episodes=envs),
         log=replace(recipe.log, every_vec_steps=10**9),
         checkpoint=replace(recipe.checkpoint, every_vec_steps=0),

@@ -62,9 +62,10 @@ def noise(base: Recipe) -> Variants:
 
 def buffer(base: Recipe) -> Variants:
     """A fortieth of the recipe's replay, an eighth, and all of it."""
-    sizes = (base.replay.capacity // 40, base.replay.capacity // 8, base.replay.capacity)
+    replay = base.off_policy_replay()
+    sizes = (replay.capacity // 40, replay.capacity // 8, replay.capacity)
     return {
-        f"{rows:,} transitions": replace(base, replay=replace(base.replay, capacity=rows))
+        f"{rows:,} transitions": replace(base, replay=replace(replay, capacity=rows))
         for rows in sizes
     }
 

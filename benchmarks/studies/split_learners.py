@@ -56,7 +56,7 @@ def pendulum() -> Task:
     recipe = replace(
         base,
         agent=FastTD3Config(v_min=-300.0, v_max=0.0, policy_noise=0.1),
-        replay=replace(base.replay, capacity=4096 * 256),
+        replay=replace(base.off_policy_replay(), capacity=4096 * 256),
         pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=20),
         num_envs=4096,
         batch_size=8192,
@@ -75,7 +75,7 @@ def control(task: str, target: float, steps: int) -> Task:
         env=PlaygroundConfig(task=task),
         agent=FastTD3Config(v_min=0.0, v_max=100.0),
         explorer=NoiseLadderConfig(std_min=0.05, std_max=0.8),
-        replay=replace(base.replay, capacity=4096 * 512, n_step=3),
+        replay=replace(base.off_policy_replay(), capacity=4096 * 512, n_step=3),
         pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=20),
         batch_size=8192,
         gamma=0.99,
@@ -87,7 +87,7 @@ def control(task: str, target: float, steps: int) -> Task:
 def t1() -> Task:
     """A humanoid; the first compilation takes minutes."""
     recipe = recipes.get("fast_td3/t1-joystick-flat")
-    replay = replace(recipe.replay, capacity=4096 * 4096)
+    replay = replace(recipe.off_policy_replay(), capacity=4096 * 4096)
     return Task(replace(recipe, replay=replay), target=6.0, every=500, steps=300)
 
 
@@ -167,12 +167,12 @@ def sized(
 ) -> Task:
     """The task at other sizes, with evaluations of as many environments as train: they share what compiles."""
     recipe = task.recipe
-    envs = num_envs or recipe.num_envs
+    envs, replay = num_envs or recipe.num_envs, recipe.off_policy_replay()
     recipe = replace(
         recipe,
         num_envs=envs,
         batch_size=batch_size or recipe.batch_size,
-        replay=replace(recipe.replay, capacity=recipe.replay.capacity // recipe.num_envs * envs),
+        replay=replace(replay, capacity=replay.capacity // recipe.num_envs * envs),
         pace=replace(recipe.pace, updates_per_vec_step=updates or recipe.pace.updates_per_vec_step),
         evaluation=EvaluationConfig(
             every_vec_steps=task.every, episodes=envs, max_vec_steps=task.steps

@@ -88,7 +88,8 @@ class Transition(NamedTuple):
     """One vec step, raw. Written to replay once."""
 
     obs: Obs
-    action: Tensor  # [N, A] float32 or [N] int64, as executed
+    # [N, A] float32 or [N] int64, as executed; on-policy: as the policy drew it, before it was clipped for execution
+    action: Tensor
     reward: Tensor  # [N]
     terminated: Tensor  # [N] bool
     truncated: Tensor  # [N] bool
@@ -109,6 +110,18 @@ class Batch(NamedTuple):
     held_out: Batch | None = (
         None  # other rows, that are never learned from, where the sampler holds some out
     )
+
+
+class Rollout(NamedTuple):
+    """T vec steps that follow one another, and all that an on-policy agent learns from. Every one-step target reads
+    `reward + discount * next_value`; what comes before a row with `ended` knows nothing of what comes after it."""
+
+    obs: Obs  # [T, N, ...]
+    action: Tensor  # [T, N, A] or [T, N], as the policy drew it
+    reward: Tensor  # [T, N]
+    discount: Tensor  # [T, N] gamma, or zero after a true termination
+    ended: Tensor  # [T, N] bool: the next row of this environment does not follow from this one
+    next_obs: Obs  # [T, N, ...] what followed the action, also where an episode ended
 
 
 class Loss(NamedTuple):

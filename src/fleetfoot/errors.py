@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 class UserError(Exception):
     """Something the user can put right. The command line prints it as one line and exits with code 2."""
+
+
+class Halted(UserError):  # noqa: N818
+    """Training cannot go on for a reason outside of the learner, which is healthy: what it has learned is saved."""
+
+
+class Hung(BaseException):
+    """Raised inside a call that takes too long. Not an Exception, so that the code called does not swallow it."""
+
+
+class Program:
+    """Whose program this is. The command line may end it; a library must not."""
+
+    is_ours = False
 
 
 class Notice(UserWarning):
@@ -22,6 +37,22 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
+def one_line(error: BaseException) -> str:
+    """The type of an error and its message, without line breaks; of a UserError the message alone."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    # Of many lines, such as the traceback of another process, the first and the last say it.
+    message = " ".join(lines if len(lines) < 4 else [lines[0], lines[-1]])[:400]
+    if isinstance(error, UserError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def place(error: BaseException) -> str:
+    """' (file:line)' where an error was raised: the part of a traceback that says whose mistake it is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the operating system refuses while `path` is made or written becomes one line: no permission, a full disk, a
@@ -30,4 +61,4 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error
+        raise Halted(f"cannot write {path}: {error.strerror or error}.") from error

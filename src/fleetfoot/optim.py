@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,9 @@ class _Scheduled(ABC):
     lr: float
     """Learning rate."""
     lr_end: float | None = None
-    """Half a cosine from `lr` to this over the whole run; None: constant."""
+    """From `lr` to this over the whole run; None: constant."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """The way there: half a cosine, or a straight line."""
     max_grad_norm: float | None = None
     """Clip the gradient to this norm."""
 
@@ -58,8 +60,10 @@ class _Scheduled(ABC):
 
     def check(self) -> None:
         """UserError for settings that cannot work."""
-        if not (self.lr > 0 and (self.lr_end is None or self.lr_end > 0)):
-            raise UserError(f"learning rates must be above 0, not {self.lr} and {self.lr_end}.")
+        if not (self.lr > 0 and (self.lr_end is None or self.lr_end >= 0)):
+            raise UserError(
+                f"learning rates start above 0 and end at 0 or above, not at {self.lr} and {self.lr_end}."
+            )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise UserError(f"max_grad_norm must be above 0, not {self.max_grad_norm}.")
 
@@ -232,11 +236,18 @@ class LocalStepper:
         norm = self.clip_(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = laid_out_like(parameter, gradient)
-        self.optimizer.step()
+        self._step()
         self.optimizer.zero_grad(set_to_none=True)
         self.constrain_()
         self._schedule(self.steps.add_(1))
         return norm
+
+    def _step(self) -> None:
+        self.optimizer.step()
+
+    def set_lr(self, lr: Tensor) -> None:
+        """A learning rate that the agent chooses by itself, for the steps to come; not together with a schedule."""
+        self.lr.copy_(lr)
 
     def clip_(self, gradients: list[Tensor]) -> Tensor:
         """Scale the gradient down to the largest norm allowed; returns its norm before that."""
@@ -254,7 +265,8 @@ class LocalStepper:
     def _schedule(self, steps: Tensor) -> None:
         end = self.cfg.lr_end
         if end is not None and end != self.cfg.lr:
-            self.lr.copy_(cosine(self.cfg.lr, end, steps / self.total_steps))
+            way = cosine if self.cfg.schedule == "cosine" else linear
+            self.lr.copy_(way(self.cfg.lr, end, steps / self.total_steps))
 
     @torch.no_grad()
     def restart_(self) -> None:
@@ -293,3 +305,8 @@ def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
 def cosine(start: float, end: float, progress: Tensor) -> Tensor:
     """Half a cosine wave from `start` (progress 0) to `end` (progress 1 and beyond)."""
     return end + 0.5 * (start - end) * (1.0 + torch.cos(math.pi * progress.clamp(max=1.0)))
+
+
+def linear(start: float, end: float, progress: Tensor) -> Tensor:
+    """A straight line from `start` (progress 0) to `end` (progress 1 and beyond)."""
+    return start + (end - start) * progress.clamp(max=1.0)

@@ -24,7 +24,8 @@ class PaceConfig:
 
     def updates_after(self, vec_steps: int) -> int:
         """Updates that a run of `vec_steps` makes."""
-        return int(max(0, vec_steps - self.warmup_vec_steps) * self.updates_per_vec_step)
+        # 49 * (1 / 49) is a little less than 1, but calls for one update.
+        return int(max(0, vec_steps - self.warmup_vec_steps) * self.updates_per_vec_step + 1e-6)
 
 
 class Pace:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleetfoot.agents.contract import Agent, AgentConfig, check_agent
+from fleetfoot.agents.contract import Agent, AgentConfig, check_agent, traits
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.config import part
 from fleetfoot.data import EnvSpec
@@ -24,10 +24,11 @@ from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution import Mode, Precision
-from fleetfoot.explore import ExplorerConfig
+from fleetfoot.explore import ExplorerConfig, FromPolicyConfig
 from fleetfoot.log import Counters, LogConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.system import resolve_device
 
 
@@ -44,7 +45,10 @@ class Result:
 
 
 class TopologyConfig(Protocol):
-    """How the loop collect -> append -> sample -> update is spread over threads, processes and machines."""
+    """How the loop collect -> append -> sample -> update is spread over threads, processes and machines.
+
+    One in which the newest policy collects every vec step has an attribute `on_policy` that is true.
+    """
 
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
         """Train from the start, or from a checkpoint's `state`."""
@@ -77,8 +81,9 @@ class Recipe:
     env: EnvConfig
     agent: AgentConfig
     explorer: ExplorerConfig
-    replay: ReplayConfig
-    pace: PaceConfig
+    replay: ReplayConfig | RolloutConfig
+    pace: PaceConfig = PaceConfig()
+    """With a RolloutConfig it follows from that: one update per rollout."""
     topology: TopologyConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
@@ -86,8 +91,8 @@ class Recipe:
 
     num_envs: int
     """Environments stepped together (N)."""
-    batch_size: int
-    """Rows of one update (B), drawn from all environments."""
+    batch_size: int = 0
+    """Rows of one update (B), drawn from all environments. With a RolloutConfig: all rows of the rollout."""
     total_vec_steps: int
     """Length of the run in steps of all environments together."""
     gamma: float = 0.99
@@ -103,6 +108,28 @@ class Recipe:
     compiler); captured: compiled, and then CUDA graphs; auto: captured on a GPU, eager on a CPU."""
     threads: int = 0
     """CPU threads of torch; 0: as many as there are usable cores."""
+    env_timeout: float = 600.0
+    """Seconds that one reset or step of all environments may take. After that they hang, and the run ends."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.replay, RolloutConfig):
+            length = self.replay.length
+            pace = PaceConfig(updates_per_vec_step=1.0 / length, warmup_vec_steps=0)
+            object.__setattr__(self, "pace", pace)
+            object.__setattr__(self, "batch_size", length * self.num_envs)
+
+    def derived_fields(self) -> tuple[str, ...]:
+        """The fields that follow from others, so that nobody can set them."""
+        return ("pace", "batch_size") if isinstance(self.replay, RolloutConfig) else ()
+
+    def off_policy_replay(self) -> ReplayConfig:
+        """The replay; UserError where there are rollouts instead, which most topologies cannot collect."""
+        if isinstance(self.replay, RolloutConfig):
+            raise UserError(
+                f"{type(self.topology).__name__} has a replay, but {self.name} learns from rollouts: use "
+                "--topology SynchronousConfig."
+            )
+        return self.replay
 
     def torch_device(self) -> torch.device:
         return resolve_device(self.device)
@@ -135,7 +162,35 @@ class Recipe:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not 0.0 <= self.gamma <= 1.0:
             raise UserError(f"gamma must lie between 0 and 1, not {self.gamma}.")
+        if not self.env_timeout > 0:
+            raise UserError(f"env_timeout must be above 0, not {self.env_timeout}.")
         for name in ("seed", "threads"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
         self.torch_device()
+        self._check_on_policy()
+
+    def _check_on_policy(self) -> None:
+        """On-policy agents, rollouts and topologies that can collect them go together, or none of them."""
+        agent, topology = type(self.agent).__name__, type(self.topology).__name__
+        on_policy, rollouts = traits(self.agent).on_policy, isinstance(self.replay, RolloutConfig)
+        if on_policy and not rollouts:
+            raise UserError(f"{agent} learns on-policy, from rollouts: use --replay RolloutConfig.")
+        if rollouts and not on_policy:
+            raise UserError(f"{agent} learns off-policy, from a replay: use --replay ReplayConfig.")
+        late = isinstance(self.explorer, FromPolicyConfig)
+        if on_policy and not late:
+            raise UserError(
+                f"{agent} needs its policy's own samples: use --explorer FromPolicyConfig."
+            )
+        if late and not on_policy:
+            raise UserError(
+                f"{agent} learns from actions as executed, and FromPolicyConfig stores them as drawn: use --explorer "
+                "AsSampledConfig, or another one."
+            )
+        if on_policy and not getattr(self.topology, "on_policy", False):
+            overlap = " without overlap" if hasattr(self.topology, "overlap") else ""
+            raise UserError(
+                f"{agent} learns on-policy, but in {topology} the newest policy does not collect every vec step: use "
+                f"--topology SynchronousConfig{overlap}."
+            )

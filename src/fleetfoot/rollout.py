@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from fleetfoot.data import Obs, Step, Transition
-from fleetfoot.explore import Explorer
+from fleetfoot.explore import ClipsLate, Explorer
 from fleetfoot.log.timer import StepTimer
 
 StepEnv = Callable[[Tensor], Step]
@@ -20,10 +20,11 @@ def rollout(
 
     `step_env` is `env.step`, or a function that does other work while the environments step.
     """
+    clips_late = explorer if isinstance(explorer, ClipsLate) else None
     while True:
         with timer("act"):
             action = explorer.act(behaviour, obs)
-        step = step_env(action)
+        step = step_env(action if clips_late is None else clips_late.executed(action))
         explorer.restart(step.terminated | step.truncated)
         yield Transition(
             obs=obs,

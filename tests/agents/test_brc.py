@@ -245,7 +245,11 @@ def test_saved_and_restored_agents_go_on_exactly() -> None:
 def test_the_published_settings() -> None:
     recipe = recipes.get("brc/dogs")
     assert isinstance(recipe.agent, BRCConfig)
-    assert (recipe.num_envs, recipe.batch_size, recipe.replay.capacity) == (4, 1_024, 4_000_000)
+    assert (recipe.num_envs, recipe.batch_size, recipe.off_policy_replay().capacity) == (
+        4,
+        1_024,
+        4_000_000,
+    )
     assert recipe.agent.critic_net == BroNetConfig(width=4096, blocks=2)
     assert recipe.agent.critic_optim.weight_decay == 1e-4
     pace = recipe.pace.build()

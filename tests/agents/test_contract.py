@@ -145,7 +145,7 @@ def test_who_offers_what() -> None:
         "two learners": ["fast_td3", "fast_sac", "ddpg"],
         "served": ["dqn"],
         "priorities": ["dqn", "ddpg"],
-        "diagnosis": ["fast_sac", "sac", "vpl"],
+        "diagnosis": ["fast_td3", "fast_sac", "sac", "bro", "vpl"],
     }
 
 
@@ -157,7 +157,7 @@ def test_brc_under_two_learners_is_refused_in_one_sentence(tmp_path: Path) -> No
 
 
 def test_traits_are_known_before_anything_is_built() -> None:
-    fixed = {"v_min": -1.0, "v_max": 1.0}
+    fixed: dict[str, Any] = {"v_min": -1.0, "v_max": 1.0}
     assert contract.traits(FastTD3Config(**fixed)) == Traits()
     assert contract.traits(FastTD3Config(**fixed, normalize_reward=True)).follows_episodes
     assert contract.traits(FastTD3Config()).follows_episodes  # the range follows the returns

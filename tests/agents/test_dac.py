@@ -23,6 +23,7 @@ from fleetfoot.nn.optimist import DeltaConfig, Independent, IndependentConfig
 from fleetfoot.nn.scalar import ExpConfig
 from fleetfoot.nn.spectral import SpectralLinear
 from fleetfoot.optim import AdamConfig
+from fleetfoot.replay.replay import Replay
 from fleetfoot.run.build import open_run
 from fleetfoot.topologies.synchronous import in_turns
 from support.made_up import CPU, make_batch, make_spec, make_transition
@@ -426,6 +427,7 @@ def twenty_thousand_steps(folder: Path, seed: int, *, policy_acts: bool) -> tupl
         for _ in range(recipe.total_vec_steps):
             next(steps)
         steps.close()
+    assert isinstance(parts.replay, Replay)
     rows = parts.replay.sample(400_000)  # of 20,000: each some 20 times
     seen = [
         line["eval/return"]

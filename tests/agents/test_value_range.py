@@ -89,6 +89,23 @@ def test_the_scale_is_saved_and_stated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_the_range_holds_values_beyond_the_ends_that_the_clock_makes(name: str) -> None:
+    """One reward per step forever is worth 10 at a discount of 0.9, also where each episode has three steps."""
+    spec = spec_for(name)
+    agent = CONFIGS[name].build(spec, gamma=0.9, total_updates=9, seed=0, device=CPU)
+    for step in range(100):
+        fresh = make_transition(spec, seed=step)
+        none, ends = (
+            torch.zeros_like(fresh.terminated),
+            torch.full_like(fresh.terminated, step % 3 == 2),
+        )
+        reward = torch.ones_like(fresh.reward)
+        agent.observe(fresh._replace(reward=reward, terminated=none, truncated=ends))
+    scale = getattr(agent, "return_scale", None) or agent.reward_scale
+    assert 10.0 / scale.divisor.item() == pytest.approx(float(agent.z[-1]), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_one_bound_alone_cannot_be_auto(name: str) -> None:
     cfg = replace(CONFIGS[name], v_min=-1.0)
     with pytest.raises(UserError, match="both auto or both numbers"):

@@ -370,7 +370,9 @@ def fifteen_thousand_steps(
     recipe = replace(
         base,
         agent=replace(agent, bound=bound),
-        replay=base.replay if held_out else replace(base.replay, sampler=UniformConfig()),
+        replay=base.off_policy_replay()
+        if held_out
+        else replace(base.off_policy_replay(), sampler=UniformConfig()),
         pace=replace(base.pace, updates_per_vec_step=10.0),
         evaluation=EvaluationConfig(every_vec_steps=500, episodes=32, diagnose=True),
         log=replace(base.log, console=False),

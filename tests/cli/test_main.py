@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "resume", "empty")
     assert "empty/recipe.json: AsSampledConfig has no field 'old'" in line
     Path("empty/recipe.json").write_text('{"part": "Rec')
-    assert "cannot be read as a recipe" in refusal(capsys, "resume", "empty")
+    assert "cannot be read as JSON" in refusal(capsys, "resume", "empty")
 
 
 def test_train_help_shows_the_recipe_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:

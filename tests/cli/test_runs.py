@@ -90,7 +90,7 @@ def small_recipe(total_vec_steps: int = 20) -> Recipe:
         evaluation=replace(recipe.evaluation, episodes=2, every_vec_steps=10),
         checkpoint=replace(recipe.checkpoint, every_vec_steps=10),
         log=replace(recipe.log, every_vec_steps=5, console=False, tensorboard=False),
-        replay=replace(recipe.replay, capacity=400),
+        replay=replace(recipe.off_policy_replay(), capacity=400),
     )
 
 

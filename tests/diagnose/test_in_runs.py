@@ -48,8 +48,9 @@ def test_overestimation_by_hand() -> None:
     assert done.returns.tolist() == [2.0, 3.0]
 
 
-def test_a_diagnosed_run_says_more_and_learns_the_same(tmp_path: Path) -> None:
-    recipe = small("fast_sac/pendulum", total_vec_steps=120)
+@pytest.mark.parametrize("name", ["fast_sac/pendulum", "fast_td3/pendulum", "bro/pendulum"])
+def test_a_diagnosed_run_says_more_and_learns_the_same(name: str, tmp_path: Path) -> None:
+    recipe = small(name, total_vec_steps=120)
     quiet = replace(EXAMINED, diagnose=False)
     train(replace(recipe, evaluation=EXAMINED), tmp_path / "examined")
     train(replace(recipe, evaluation=quiet), tmp_path / "quiet")
@@ -61,6 +62,8 @@ def test_a_diagnosed_run_says_more_and_learns_the_same(tmp_path: Path) -> None:
         assert {name for name in line if name.startswith("diagnose/")} == {
             *wanted,
             "diagnose/overestimation",
+            "diagnose/newest_overfitting",
+            "diagnose/newest_overfitting_difference",
         }
         assert 1 <= line["diagnose/critic/rank"] <= 16
         assert 0 <= line["diagnose/critic/dormant"] <= 1
@@ -94,8 +97,8 @@ def rows(count: int, seed: int) -> Batch:
 
 
 def test_what_cannot_be_diagnosed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="FastTD3 cannot be diagnosed"):
-        train(small(evaluation=EXAMINED), tmp_path / "agent")
+    with pytest.raises(UserError, match="DDPG cannot be diagnosed"):
+        train(small("ddpg/pendulum", evaluation=EXAMINED), tmp_path / "agent")
     with pytest.raises(UserError, match="SplitLearnersConfig cannot diagnose"):
         train(small("fast_td3/pendulum-split", evaluation=EXAMINED), tmp_path / "topology")
     assert not list(tmp_path.iterdir())

@@ -212,7 +212,7 @@ def test_success_is_evaluated_and_terms_are_logged(tmp_path: Path) -> None:
         threads=1,
         evaluation=replace(recipe.evaluation, episodes=3, every_vec_steps=0),
         log=replace(recipe.log, every_vec_steps=6, console=False, tensorboard=False),
-        replay=replace(recipe.replay, capacity=400),
+        replay=replace(recipe.off_policy_replay(), capacity=400),
         pace=replace(recipe.pace, warmup_vec_steps=6),
     )
     train(recipe, tmp_path / "run")
@@ -338,7 +338,7 @@ def test_a_failing_picture_leaves_the_environments_alive(asynchronous: bool) -> 
     env = counter(2, asynchronous, picture="bad")
     try:
         env.reset()
-        with pytest.raises(UserError, match="cannot be drawn here: no screen"):
+        with pytest.raises(UserError, match="cannot be drawn here: RuntimeError: no screen"):
             env.render()
         assert env.step(torch.zeros(2, 1)).next_obs.actor[:, 0].tolist() == [1, 1]
     finally:

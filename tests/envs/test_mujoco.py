@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -379,14 +377,6 @@ def test_models_that_cannot_be_used(model: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) as raised:
         MuJoCoEnv(task, 1, 0)
     assert "\n" not in str(raised.value)
-
-
-def test_the_example_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    example = Path(__file__).parents[2] / "examples" / "own_robot.py"
-    runpy.run_path(str(example), run_name="__main__")
-    said = capsys.readouterr().out
-    assert "the contract holds for Wheel" in said
-    assert "\n0 falls" in said
 
 
 def test_bench_measures_all_four() -> None:

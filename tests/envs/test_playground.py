@@ -279,7 +279,7 @@ def test_recipes_are_made_without_jax() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     recipe = recipes.get("fast_td3/g1-joystick-rough")
     assert recipe.evaluation.episodes == recipe.num_envs
-    assert recipe.replay.capacity == 10_240 * recipe.num_envs
+    assert recipe.off_policy_replay().capacity == 10_240 * recipe.num_envs
 
 
 def test_bench_refuses_what_it_cannot_measure() -> None:

@@ -338,7 +338,7 @@ def test_prioritised_fast_td3_solves_the_pendulum(tmp_path: Any) -> None:
     base = recipes.get("fast_td3/pendulum")
     recipe = replace(
         base,
-        replay=replace(base.replay, n_step=3, sampler=ProportionalConfig()),
+        replay=replace(base.off_policy_replay(), n_step=3, sampler=ProportionalConfig()),
         log=LogConfig(every_vec_steps=500, tensorboard=False, console=False),
         device="cpu",
         threads=1,

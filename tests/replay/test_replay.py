@@ -208,6 +208,22 @@ def test_same_seed_same_rows() -> None:
     assert a == b != c
 
 
+@pytest.mark.parametrize(
+    ("vec_steps", "share", "newest"), [(11, 0.25, 2), (3, 0.01, 1), (8, 1.0, 8)]
+)
+def test_the_newest_rows_are_drawn_apart(vec_steps: int, share: float, newest: int) -> None:
+    """Of 8 lines at most, so many come last; what is learned from stays the same."""
+    spec = make_spec(4)
+    made = [ReplayConfig(capacity=32).build(spec, gamma=0.9, seed=7, device=CPU) for _ in range(2)]
+    for replay in made:
+        stream = Stream(spec, 0, 0.1)
+        for _ in range(vec_steps):
+            replay.append(stream.step())
+    rows = made[0].sample_newest(4_000, 3, share).row_id
+    assert set(rows.tolist()) == set(range(4 * (vec_steps - newest), 4 * vec_steps))
+    assert torch.equal(made[0].sample(50).row_id, made[1].sample(50).row_id)
+
+
 def test_saved_and_restored() -> None:
     spec = make_spec(3)
     cfg = ReplayConfig(capacity=24, n_step=2, final_share=1.0)

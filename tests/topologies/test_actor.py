@@ -157,7 +157,7 @@ def collected(recipe: Recipe, lines: int) -> tuple[Any, Replay, int]:
         name: getattr(agent, name).state_dict() for name in ("behaviour", "initial_priority")
     }
     block = actor.collect(lines, 1, to_arrays(weights))
-    replay = recipe.replay.build(spec, gamma=recipe.gamma, seed=0, device=CPU)
+    replay = recipe.off_policy_replay().build(spec, gamma=recipe.gamma, seed=0, device=CPU)
     errors = to_tensors(block.td_error)
     for step, td_error in zip(unpack_lines(block.lines, spec, CPU), errors, strict=True):
         replay.append(step, td_error)
@@ -169,7 +169,7 @@ def collected(recipe: Recipe, lines: int) -> tuple[Any, Replay, int]:
 def test_first_priorities_are_the_learners_own_errors(name: str, bootstrap: bool) -> None:
     """Same weights, targets equal to networks: what the actor states is what an update would find."""
     recipe = few(name)
-    sampler: Any = replace(recipe.replay.sampler, alpha=1.0)  # type: ignore[type-var]
+    sampler: Any = replace(recipe.off_policy_replay().sampler, alpha=1.0)  # type: ignore[type-var]
     env = TensorConfig(task="cartpole" if "cartpole" in name else "pendulum")
     n_step = 3
     cfg = ReplayConfig(

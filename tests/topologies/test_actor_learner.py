@@ -463,7 +463,7 @@ def test_mistakes_are_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match="10 environments cannot be shared equally by 4 actors"):
         train(recipe, tmp_path / "a")
     td3 = small("fast_td3/pendulum", topology=ActorLearnerConfig())
-    prioritised = replace(td3.replay, sampler=ProportionalConfig())
+    prioritised = replace(td3.off_policy_replay(), sampler=ProportionalConfig())
     with pytest.raises(UserError, match="FastTD3Config cannot compute first priorities"):
         train(replace(td3, replay=prioritised), tmp_path / "b")
     assert not ActorLearnerConfig().computes_priorities(td3), (

@@ -271,12 +271,13 @@ def test_each_rank_gets_its_share() -> None:
     shares = [rank_recipe(whole, Ranks(rank, 2, rank, 2)) for rank in range(2)]
     for rank, share in enumerate(shares):
         assert (share.num_envs, share.batch_size) == (4, 8)
-        assert share.replay.capacity // share.num_envs == whole.replay.capacity // whole.num_envs
+        rows = share.off_policy_replay().capacity // share.num_envs
+        assert rows == whole.off_policy_replay().capacity // whole.num_envs
         assert share.explorer == EpsilonLadderConfig(first=4 * rank, total=8)
         assert whole.seeds(rank) != whole.seeds(1 - rank)
     assert rank_recipe(whole, Ranks()) is whole
     in_gib = dataclasses.replace(whole, replay=ReplayConfig(capacity_gib=3.0))
-    assert rank_recipe(in_gib, Ranks(0, 2, 0, 2)).replay.capacity_gib == 1.5
+    assert rank_recipe(in_gib, Ranks(0, 2, 0, 2)).off_policy_replay().capacity_gib == 1.5
     with pytest.raises(UserError, match="batch_size is 15, which 2 processes"):
         rank_recipe(dataclasses.replace(whole, batch_size=15), Ranks(0, 2, 0, 2))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,10 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         api.resume_seeds(first)
     for own in (first, second):
         (own / "checkpoints" / "last.json").unlink()
+    with pytest.raises(UserError, match="000000014 is whole"):
+        api.resume_seeds(folder, restart=True)
+    for own in (first, second):
+        shutil.rmtree(own / "checkpoints")
     with pytest.raises(UserError, match="add --restart"):
         api.resume_seeds(folder)
     assert [r.finished for r in api.resume_seeds(folder, restart=True)] == [True, True]

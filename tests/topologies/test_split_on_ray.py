@@ -352,7 +352,7 @@ def test_the_observations_of_the_policy_learner_count_where_the_replay_must_fit(
 ) -> None:
     recipe = replace(pql(), topology=SplitLearnersConfig(placement=InProcessConfig()))
     env = recipe.env.build(8, 0, torch.device("cpu"))
-    cfg = recipe.replay
+    cfg = recipe.off_policy_replay()
     whole, seen = cfg.bytes(env.spec), Observations.bytes(cfg, env.spec)
     memory = Observations(cfg, env.spec, seed=0, device=torch.device("cpu"))
     held = memory.obs.tensors().values()

@@ -34,6 +34,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fleetfoot import diagnose
 from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
@@ -53,7 +54,7 @@ from fleetfoot.ops.gaussian_kl import gaussian_kl
 from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.ops.squash import squashed_sample
 from fleetfoot.optim import AdamConfig, AdamWConfig
-from fleetfoot.rng import random_streams, seeded_init
+from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 Metrics = dict[str, Tensor]
 RESETS = (15_001, 50_001, 250_001, 500_001, 750_001, 1_000_001, 1_500_001, 2_000_001)
@@ -258,3 +259,18 @@ class BRO(Stateful):
         """Above its target, the divergence lowers omega and raises lambda."""
         excess = kl / self.action_size - self.cfg.kl_target
         return (self.optimism() - self.kl_weight()) * excess  # (8)
+
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        return diagnose.actor_critic(self.critic, self.gaussian, batch, held_out, self._examine)
+
+    def _examine(self, batch: Batch) -> Tensor:
+        """The loss (3), as an update would find it, with noise that no update draws."""
+        stream = RandomStream(self.updates, self.tau_i.device)
+        noise = stream.normal(len(batch.reward), self.action_size)
+        return BRO.critic_loss(self, batch, noise).loss  # not the compiled one
+
+    @torch.no_grad()
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        theta = self.critic(obs, action).float()  # [2, B, K]
+        value: Tensor = bound(theta, self.cfg.pessimism).mean(-1)
+        return value / self.cfg.reward_scale

@@ -40,11 +40,13 @@ class Agent(Protocol):
     """Updates so far. `update` adds one; whoever replays a recorded update adds it from outside."""
 
     def observe(self, fresh: Transition) -> None:
-        """Called once with each new transition, in order. Running statistics change here and nowhere else."""
+        """Called once with each new transition, in order. Running statistics change here and nowhere else; those of an
+        on-policy agent are collected here and take effect at the end of the next update."""
         ...
 
-    def update(self, batch: Batch) -> UpdateResult:
-        """One update. On a GPU it must not wait for the device (no `.item()`, no `if` on a tensor)."""
+    def update(self, batch: Any) -> UpdateResult:
+        """One update, on a `Batch`, or on the `Rollout` of an on-policy agent. On a GPU it must not wait for the device
+        (no `.item()`, no `if` on a tensor)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,6 +181,9 @@ class Traits(NamedTuple):
     """`observe` follows the episodes of each environment, so it needs whole vec steps, in order."""
     gives_initial_priorities: bool = False
     """The agent is a `GivesInitialPriorities`."""
+    on_policy: bool = False
+    """The agent learns from what its own policy has just collected: `update` takes a `Rollout`, and between two updates
+    `behaviour` does not change (so `observe` must not change what it reads)."""
     cannot_stack_reason: str | None = None
     """Why several seeds of it cannot be trained as one batched computation; None: they can."""
 

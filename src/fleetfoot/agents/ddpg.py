@@ -192,8 +192,7 @@ class DDPG(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.return_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.return_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.return_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)

@@ -207,8 +207,7 @@ class DQN(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.critic.norm.update(fresh.obs.actor)
         if self.return_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.return_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.return_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         loss = self.critic_loss(batch)

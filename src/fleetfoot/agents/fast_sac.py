@@ -147,8 +147,7 @@ class FastSAC(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.reward_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)

@@ -27,7 +27,7 @@ Deviations from the published code:
     [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
     [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser touches it. Returns for
         reward normalisation are kept per environment and their statistics per task; the reward of an episode's last
-        step counts.
+        step counts, and the clock's ends do not end them, as they do not end values.
     [8] The cosine of the learning rates advances with every update of its network, not with every vec step.
 """
 
@@ -38,6 +38,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fleetfoot import diagnose
 from fleetfoot.agents.checks import check_categorical, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
@@ -145,8 +146,7 @@ class FastTD3(Stateful):
     def observe(self, fresh: Transition) -> None:
         self.norms.update(fresh.obs)
         if self.reward_scale is not None:
-            ended = fresh.terminated | fresh.truncated
-            self.reward_scale.update(fresh.reward, ended, fresh.obs.task)
+            self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
@@ -207,3 +207,17 @@ class FastTD3(Stateful):
             (action.detach().abs() > 0.99).float().mean()
         )  # share of actions at their bounds
         return Loss(loss, {"policy/loss": loss.detach(), "policy/saturation": saturation})
+
+    def diagnose(self, batch: Batch, held_out: Batch | None) -> dict[str, Tensor]:
+        return diagnose.actor_critic(self.critic, self.policy, batch, held_out, self._examine)
+
+    def _examine(self, batch: Batch) -> Tensor:
+        """The loss (4), as an update would find it, with noise that no update draws."""
+        xi = RandomStream(self.updates, self.z.device).normal(len(batch.reward), self.action_size)
+        return FastTD3.critic_loss(self, batch, xi).loss  # not the compiled one
+
+    @torch.no_grad()
+    def q(self, obs: Obs, action: Tensor) -> Tensor:
+        q = categorical.mean(self.critic(obs, action).float().softmax(-1), self.z)  # [E, B]
+        q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
+        return q if self.reward_scale is None else self.reward_scale.undo(q, obs.task)

@@ -25,8 +25,9 @@ held for random lengths of time (`explore.HeldNoiseConfig`).
 
 Deviations from the authors' code (87edc90):
 
-    [1] Rewards: the last reward of an episode closes its return instead of opening the next one, and the divisor is 1,
-        not about 1, until there is data (`nn/reward_scale.py`).
+    [1] Rewards: the last reward of an episode closes its return instead of opening the next one, the clock's ends do
+        not close it, because values go on there too, and the divisor is 1, not about 1, until there is data
+        (`nn/reward_scale.py`).
     [2] A window cut short after m steps is discounted by gamma^m, not gamma^n.
     [3] bf16 without a gradient scaler, where they use fp16 with one.
     [4] Running statistics of the target critic are not kept, and actions for s' in (1) not drawn: nothing reads them.
@@ -155,7 +156,7 @@ class FlashSAC(Stateful):
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
 
     def observe(self, fresh: Transition) -> None:
-        self.reward_scale.update(fresh.reward, fresh.terminated | fresh.truncated, fresh.obs.task)
+        self.reward_scale.update(fresh.reward, fresh.terminated, fresh.obs.task)
 
     def update(self, batch: Batch) -> UpdateResult:
         metrics = self.update_policy(batch) if self.updates % self.cfg.policy_every == 0 else {}

@@ -19,12 +19,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleetfoot.checkpoint.read import Loaded, load, steps
+from fleetfoot.checkpoint.fit import check_counts, check_env_fits, check_fits
+from fleetfoot.checkpoint.read import Loaded, load, sealed_recipe, steps, whole_beside
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
 from fleetfoot.config import at_least, part
 
-__all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "steps", "unpack"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointConfig",
+    "Loaded",
+    "check_counts",
+    "check_env_fits",
+    "check_fits",
+    "load",
+    "pack",
+    "sealed_recipe",
+    "steps",
+    "unpack",
+    "whole_beside",
+]
 
 
 @part

@@ -130,10 +130,12 @@ def extras() -> list[Finding]:
     optional = [
         ("Atari games", "ale-py", "atari"),
         ("EnvPool", "envpool", "envpool"),
+        ("robots on a GPU", "mujoco-warp", "warp"),
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
         ("comparisons", "rliable", "compare"),
+        ("scaling laws", "scikit-learn", "scale"),
         ("bench peers", "stable-baselines3", "bench"),
     ]
     for what, package, extra in optional:

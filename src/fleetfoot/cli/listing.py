@@ -62,7 +62,7 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 def environment_rows() -> list[dict[str, Any]]:
     """The configs, the option that chooses a task, its values, and a note: where others are, or what is missing."""
-    from fleetfoot.envs import atari, envpool, gym, humanoid_bench, mujoco, tensor
+    from fleetfoot.envs import atari, envpool, gym, humanoid_bench, mujoco, robot, tensor
     from fleetfoot.envs.lab import mjlab
 
     def row(part: str, option: str, names: Callable[[], Any], note: str = "") -> dict[str, Any]:
@@ -85,6 +85,7 @@ def environment_rows() -> list[dict[str, Any]]:
         "MuJoCoPlayground/T1JoystickFlatTerrain-v1",
     )
     return [
+        row("RobotConfig", "--env.robot", robot.names, "each follows a joystick"),
         row("MuJoCoConfig", "--env.task", mujoco.names),
         row("TensorConfig", "--env.task", tensor.names),
         # Before Atari's: ale-py enters some hundred ids of its own into Gymnasium's table.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from fleetfoot.errors import Notice, UserError, nearest
+from fleetfoot.errors import Notice, Program, UserError, nearest
 
 # command -> (module with `run(args, imports) -> exit code`, what it does)
 COMMANDS = {
@@ -22,6 +25,10 @@ COMMANDS = {
     "compare": (
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
+    ),
+    "scale": (
+        "fleetfoot.cli.scale",
+        "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
     ),
     "list": ("fleetfoot.cli.listing", "the recipes and the environments there are"),
     "doctor": (
@@ -40,21 +47,78 @@ PLAIN_FORMAT = warnings.formatwarning
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 2 the user's to put right, 130 interrupted."""
-    if not speaks():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     warnings.formatwarning = one_line
+    out = Output(sys.stdout if speaks() else open(os.devnull, "w"))  # noqa: SIM115
+    Program.is_ours = True
     try:
-        code = dispatch(list(sys.argv[1:] if argv is None else argv))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(Output(sys.stderr)):
+            args = list(sys.argv[1:] if argv is None else argv)
+            code = run(args)
+            out.flush()
+            if out.lost is not None:
+                reason = out.lost.strerror or out.lost
+                print(f"fleetfoot: cannot write to standard output: {reason}.", file=sys.stderr)
+                saved = args[:1] in (["train"], ["resume"])  # what counts is in the run folder
+                code = code if saved else 2
+    finally:
+        Program.is_ours = False
+    sys.exit(code)
+
+
+def run(args: list[str]) -> int:
+    try:
+        return dispatch(args)
     except UserError as error:
-        code = complain(error)
+        return complain(error)
     except KeyboardInterrupt:
         print("fleetfoot: interrupted.", file=sys.stderr)
-        code = INTERRUPTED
-    except BrokenPipeError:
-        # `fleetfoot list | head`: the reader has gone; keep Python from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+        return INTERRUPTED
+
+
+class Output(io.TextIOBase):
+    """Standard output or error. If it cannot be written to (its reader is gone, its disk is full), the rest is dropped,
+    and the command goes on: a training is worth more than its console."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.lost: OSError | None = (
+            None  # why something was dropped, if not because its reader is gone
+        )
+
+    def write(self, text: str) -> int:
+        with self._guarded():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._guarded():
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.lost = self.lost or error
+            # Its buffer still holds what could not be written. From now on all of it goes nowhere, also at exit.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
+
+    def isatty(self) -> bool:
+        return bool(self.stream.isatty())
+
+    def fileno(self) -> int:
+        return int(self.stream.fileno())
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(self.stream.encoding)
+
+    @property
+    def buffer(self) -> Any:
+        return self.stream.buffer
 
 
 def speaks() -> bool:

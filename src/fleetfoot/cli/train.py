@@ -13,7 +13,7 @@ from fleetfoot import api, checkpoint, recipes
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
 from fleetfoot.cli.run_folder import command_line, program
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import has_checkpoint, load_own_parts, seed_folders
@@ -40,8 +40,10 @@ def run(args: list[str], imports: list[str]) -> int:
     module = name.partition(":")[0] if ":" in name else None
     start = own_recipe(name) if module else recipes.get(name)
     check_either(args, "--replay.capacity", "--replay.capacity-gib")
-    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed=("name",))
-    needed = [*imports, *([module] if module else [])]
+    fixed = ("name", *start.derived_fields())
+    recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
+    by_env = str(getattr(recipe.env, "id", "")).rpartition(":")[0]  # "module:Id-v0"
+    needed = list(dict.fromkeys(filter(None, [*imports, module, by_env])))
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
@@ -80,16 +82,9 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
         try:
             film = api.record_run(folder)
         except (Exception, KeyboardInterrupt) as error:  # the training was good, whatever fails now
-            print(f"fleetfoot: no video: {_one_line(error)}", file=sys.stderr)
+            print(f"fleetfoot: no video: {one_line(error)}", file=sys.stderr)
     print(report(result, film, imports))
     return 0 if result.finished else INTERRUPTED
-
-
-def _one_line(error: BaseException) -> str:
-    message = " ".join(str(error).split())
-    if isinstance(error, UserError):
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:

@@ -27,7 +27,7 @@ def groups_of(runs: Sequence[Run], by: Sequence[str] = ()) -> list[str]:
     """The group of each run."""
     if not by:
         return _by_name(runs)
-    fields = [dict(_flat(run.recipe)) for run in runs]
+    fields = [dict(flat_fields(run.recipe)) for run in runs]
     for name in by:
         if not any(name in one for one in fields):
             known = {key for one in fields for key in one}
@@ -68,7 +68,7 @@ def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
     for run, group in zip(runs, groups, strict=True):
         members_of[group, run.task].append(run)
     for (group, task), members in members_of.items():
-        fields = [dict(_flat(run.recipe)) for run in members]
+        fields = [dict(flat_fields(run.recipe)) for run in members]
         names = sorted({name for one in fields for name in one if _counts(name, one[name])})
         for name in names:
             values = sorted({_shown(one.get(name)) for one in fields})
@@ -87,14 +87,14 @@ def _counts(name: str, value: Any) -> bool:
     return name.split(".")[0] not in IGNORED_FIELDS and not name.startswith("topology.ray")
 
 
-def _flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat_fields(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Every field by its dotted name. The value of a part is its class; its fields follow."""
     for key, value in tree.items():
         if key == "part":
             continue
         if isinstance(value, dict) and "part" in value:
             yield f"{path}{key}", value["part"]
-            yield from _flat(value, f"{path}{key}.")
+            yield from flat_fields(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 

@@ -6,13 +6,15 @@ that observation becomes `next_obs`. Actions in [-1, 1] are mapped onto the boun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -22,9 +24,15 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.gym_copy import FAULT, how_it_ended, make_copy, names, silent
 from fleetfoot.envs.host import HostEnv
-from fleetfoot.envs.info import InfoRows, numbers
-from fleetfoot.errors import UserError, nearest
+from fleetfoot.envs.info import InfoRows
+from fleetfoot.envs.vec_env import EnvFault, check_module
+from fleetfoot.errors import Hung, UserError
+
+__all__ = ["GymConfig", "GymEnv", "names"]
+
+PATIENCE = 5.0  # seconds that a process has to end by itself
 
 
 @part
@@ -47,10 +55,9 @@ class GymConfig:
     def for_evaluation(self) -> GymConfig:
         return self
 
-
-def names() -> list[str]:
-    """The ids Gymnasium knows in this process."""
-    return sorted(name for name, spec in gymnasium.registry.items() if spec.entry_point)
+    def when_stored(self) -> GymConfig:
+        check_module(self.id)
+        return self
 
 
 class GymEnv(HostEnv):
@@ -59,7 +66,7 @@ class GymEnv(HostEnv):
     why_no_state = "Gymnasium environments do not tell their state"
 
     def __init__(self, config: GymConfig, num_envs: int, seed: int, device: torch.device) -> None:
-        probe = _make(config.id, config.kwargs, None, 0)
+        probe = make_copy(config.id, config.kwargs, None, 0, os.getpid())
         self.layout = ObsLayout(probe.observation_space, config.id)
         self.actions = ActionMap(probe.action_space, config.id)
         # Asking for pictures costs nothing until one is drawn: windows and GL start with the first.
@@ -78,26 +85,32 @@ class GymEnv(HostEnv):
         probe.close()
         mode = "rgb_array" if drawable else None
         makes = [
-            functools.partial(_make, config.id, config.kwargs, mode, i) for i in range(num_envs)
+            functools.partial(make_copy, config.id, config.kwargs, mode, i, os.getpid())
+            for i in range(num_envs)
         ]
         cls = AsyncVectorEnv if config.asynchronous else SyncVectorEnv
         self.envs: Any = cls(makes, autoreset_mode=AutoresetMode.SAME_STEP)
         # Word i of nothing but (seed, i): the same for any number of copies.
-        self.seeds: list[int] | None = [
+        self.seeds = [
             int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0])
             for i in range(num_envs)
         ]
+        self.planted = self.broken = False
         self.info = InfoRows(num_envs)
         self.closed = False
 
     def reset(self) -> Obs:
         # Only the first reset plants the seeds: later ones go on in each copy's own stream.
-        obs, _ = self.envs.reset(seed=self.seeds)
-        self.seeds = None
+        with self._faults():
+            obs, info = self.envs.reset(seed=None if self.planted else self.seeds)
+        self._check(info)
+        self.planted = True
         return self._obs(self.layout.convert(obs))
 
     def step(self, action: Tensor) -> Step:
-        raw, reward, terminated, truncated, info = self.envs.step(self.actions.convert(action))
+        with self._faults():
+            raw, reward, terminated, truncated, info = self.envs.step(self.actions.convert(action))
+        self._check(info)
         rows = self.layout.convert(raw)
         obs = next_obs = self._obs(rows)
         ended = terminated | truncated
@@ -113,6 +126,38 @@ class GymEnv(HostEnv):
             self._tensor(truncated & ~terminated),
             self._info(info),
         )
+
+    def _check(self, info: dict[str, Any]) -> None:
+        if FAULT in info:
+            index = int(np.flatnonzero(info[f"_{FAULT}"])[0])
+            raise EnvFault(info[FAULT][index], index=index, seed=self.seeds[index])
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Around a call of all copies: says which of their processes is gone, or has not answered."""
+        begun = time.monotonic()
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            self.broken = True
+            processes = getattr(self.envs, "processes", [])
+            for index, process in enumerate(processes):
+                process.join(0.2)
+                if process.exitcode is not None:
+                    raise EnvFault(
+                        how_it_ended(process.exitcode),
+                        who="the process of environment",
+                        index=index,
+                        seed=self.seeds[index],
+                    ) from error
+            raise
+        except Hung as error:
+            self.broken = True
+            pipes = enumerate(getattr(self.envs, "parent_pipes", []))
+            index = next((i for i, pipe in pipes if not pipe.poll(0)), None)
+            if index is None:
+                raise
+            raise EnvFault(silent(begun), index=index, seed=self.seeds[index]) from error
 
     def _info(self, info: dict[str, Any]) -> dict[str, Tensor]:
         """Each copy tells of the step that was made; of a restart nothing is told (`Copy`)."""
@@ -131,82 +176,24 @@ class GymEnv(HostEnv):
         return np.array(picture, dtype=np.uint8)
 
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
+        if self.closed:
+            return
+        self.closed = True
+        if not isinstance(self.envs, AsyncVectorEnv):
             self.envs.close()
-
-
-class Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One copy inside the set, possibly in a process of its own.
-
-    Observations are copied: some environments hand out one array again and again, and restarting would overwrite the
-    last observation of the episode before anyone has read it. Of `info` only numbers are passed on, as floats:
-    Gymnasium would give a name the type of its first value, and send everything else between processes.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
-        super().__init__(env)
-        self.index = index
-
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        obs, _ = self.env.reset(**options)
-        return np.array(obs), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return np.array(obs), reward, terminated, truncated, numbers(info) if info else info
-
-    def picture(self, index: int) -> Any:
-        """A picture if this copy is meant, or why there is none: an exception ends the process."""
-        if index != self.index:
-            return None
-        try:
-            if _is_mujoco(self):
-                _choose_gl()
-            picture = self.env.render()
-        except NotImplementedError:
-            return "the environment has no method render"
-        except Exception as error:
-            return _one_line(error)
-        right = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
-        return picture if right else "the environment has no render mode rgb_array"
-
-
-def _is_mujoco(env: gymnasium.Env[Any, Any]) -> bool:
-    return any(
-        cls.__module__.startswith("gymnasium.envs.mujoco") for cls in type(env.unwrapped).mro()
-    )
-
-
-def _choose_gl() -> None:
-    """Name an OpenGL that works: without a screen, Gymnasium's own search can end the process."""
-    from fleetfoot.envs.render import backend
-
-    if (gl := backend()) != "native":
-        os.environ["MUJOCO_GL"] = gl
-
-
-def _make(name: str, kwargs: dict[str, Any], render_mode: str | None, index: int) -> Copy:
-    # A class that never draws need not have the argument `render_mode`.
-    drawing = {"render_mode": render_mode} if render_mode else {}
-    arguments: dict[str, Any] = {"disable_env_checker": True, **drawing, **kwargs}
-    try:
-        return Copy(gymnasium.make(name, **arguments), index)
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
-        raise UserError(
-            f"Gymnasium knows no environment {name!r}.{nearest(name, names())} "
-            "One that another package registers is written 'package:Id-v0'."
-        ) from None
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise UserError(f"{name} needs a package that is missing: {_one_line(error)}") from None
-    except (gymnasium.error.Error, TypeError) as error:
-        raise UserError(
-            f"{name!r} cannot be made with kwargs {kwargs}: {_one_line(error)}"
-        ) from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+            return
+        # Gymnasium's own way waits for ever for a process that is gone or hangs.
+        for pipe in self.envs.parent_pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("close", None))
+        until = time.monotonic() + (0.0 if self.broken else PATIENCE)
+        for process in self.envs.processes:
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
+            process.join()
+        for pipe in self.envs.parent_pipes:
+            pipe.close()
+        self.envs.closed = True
 
 
 class ObsLayout:

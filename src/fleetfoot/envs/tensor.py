@@ -17,36 +17,8 @@ from torch import Tensor
 
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.counter import env_keys, uniforms
 from fleetfoot.errors import UserError, nearest
-
-GOLDEN = -0x61C8864680B583EB  # the odd number nearest to 2^64 / golden ratio, as int64
-
-
-def mix(x: Tensor) -> Tensor:
-    """SplitMix64's next output for each int64 counter; int64 arithmetic in torch wraps around."""
-    x = x + GOLDEN
-    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
-    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: `>>` alone would bring in copies of the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def env_keys(seed: int, num_envs: int, device: torch.device) -> Tensor:
-    """One key per environment [N]; the key of environment i does not depend on N."""
-    wrapped = (seed + 2**63) % 2**64 - 2**63
-    start = mix(torch.full((1,), wrapped, dtype=torch.int64, device=device))
-    return mix(start + torch.arange(num_envs, device=device))
-
-
-def uniforms(key: Tensor, episode: Tensor, count: int) -> Tensor:
-    """float32 [N, count] in [0, 1), a function of each environment's key and episode number."""
-    stream = mix(key ^ mix(episode))  # [N]
-    bits = mix(stream[:, None] + GOLDEN * torch.arange(1, count + 1, device=key.device))
-    return _shift(bits, 40).float() * 2.0**-24  # the 24 bits a float32 can hold
 
 
 class Task(Protocol):

@@ -1,10 +1,7 @@
 """A learner makes the updates that are due: it draws batches, updates the agent, and tells the memory the errors.
 
 It asks little of the memory it draws from, so that one learner serves a replay, a memory of observations alone, and the
-rollouts of on-policy agents. Such a memory plugs in like this: `append` writes the vec steps of the running rollout
-into tensors [T, N, ...] that stay where they are; `draw` returns `()`; `gather()` returns the whole rollout as the one
-batch that the agent's `update` takes, which makes its epochs and minibatches itself; `trim` begins the next rollout.
-With a pace of 1/T updates per vec step, an update is due when the rollout is full.
+rollouts of on-policy agents (`replay/rollouts.py`).
 """
 
 from __future__ import annotations

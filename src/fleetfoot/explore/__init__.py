@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fleetfoot.explore.contract import (
     ActsInTwoHalves,
+    ClipsLate,
     Explorer,
     ExplorerConfig,
     check_behaviour,
@@ -20,6 +21,7 @@ from fleetfoot.explore.epsilon import (
     GreedyConfig,
     ladder,
 )
+from fleetfoot.explore.from_policy import FromPolicy, FromPolicyConfig
 from fleetfoot.explore.noise import (
     AsSampled,
     AsSampledConfig,
@@ -33,12 +35,15 @@ __all__ = [
     "ActsInTwoHalves",
     "AsSampled",
     "AsSampledConfig",
+    "ClipsLate",
     "EpsilonAnneal",
     "EpsilonAnnealConfig",
     "EpsilonLadder",
     "EpsilonLadderConfig",
     "Explorer",
     "ExplorerConfig",
+    "FromPolicy",
+    "FromPolicyConfig",
     "GreedyConfig",
     "HeldNoise",
     "HeldNoiseConfig",

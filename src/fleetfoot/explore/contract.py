@@ -20,7 +20,7 @@ class Explorer(Protocol):
     """Calls `behaviour(obs, noise)` rather than `behaviour(obs)`."""
 
     def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
-        """The action to execute, inside the action space."""
+        """The action to execute, inside the action space (see `ClipsLate` for the exception)."""
         ...
 
     def restart(self, ended: Tensor) -> None:
@@ -53,6 +53,16 @@ class ActsInTwoHalves(Protocol):
 
     def choose(self, output: Tensor | None) -> Tensor:
         """The action to execute, from what the network returned."""
+        ...
+
+
+@runtime_checkable
+class ClipsLate(Protocol):
+    """What an `Explorer` may offer besides: its actions may lie outside the action space, and are stored as they are,
+    because an on-policy agent needs the probability of what its policy drew."""
+
+    def executed(self, action: Tensor) -> Tensor:
+        """What the environments execute for such an action: the nearest one that they know."""
         ...
 
 

@@ -6,6 +6,7 @@ are where the numbers go, `console` is the one a person watches, `clipping` one 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from fleetfoot.log.console import Console
 from fleetfoot.log.curve import Point, curve, plot_text
 from fleetfoot.log.episodes import EpisodeStats
 from fleetfoot.log.meter import EVAL_RETURN, Counters, Log, Mean, NonFinite, Sink, Totals, added
-from fleetfoot.log.sinks import JsonLines, TensorBoard, WandB
+from fleetfoot.log.sinks import Dispensable, JsonLines, TensorBoard, WandB
 
 __all__ = [
     "EVAL_RETURN",
     "ClippingNotice",
     "Console",
     "Counters",
+    "Dispensable",
     "EpisodeStats",
     "JsonLines",
     "Log",
@@ -75,15 +77,24 @@ class LogConfig:
         lines = JsonLines(folder / "metrics.jsonl")
         if resumed is not None:
             lines.truncate_after(resumed.vec_steps)
-        elif lines.path.exists():
+        elif os.path.lexists(lines.path):
             raise UserError(
                 f"{lines.path} belongs to another run; resume that run or choose another folder"
             )
         sinks: list[Sink] = [lines]
         if self.wandb_project:  # before those that open files: it is the one that may be missing
-            sinks.append(WandB(self.wandb_project, folder, config=recipe_json))
+            wandb = WandB(
+                self.wandb_project, folder, config=recipe_json
+            )  # asked for: it must start
+            sinks.append(Dispensable("WandB", lambda: wandb))
         if self.tensorboard:
-            sinks.append(TensorBoard(folder / "tensorboard", resumed=resumed))
+            events = folder / "tensorboard"
+            sinks.append(Dispensable("TensorBoard", lambda: TensorBoard(events, resumed=resumed)))
         if self.console:
-            sinks.append(Console(total_vec_steps, every_seconds=self.console_seconds, best=best))
+            seconds = self.console_seconds
+            sinks.append(
+                Dispensable(
+                    "Console", lambda: Console(total_vec_steps, every_seconds=seconds, best=best)
+                )
+            )
         return Log(sinks, every_vec_steps=self.every_vec_steps)

@@ -116,3 +116,9 @@ class ObsNorms(nn.Module):
         self.actor.update(obs.actor)
         if self.critic is not self.actor:
             self.critic.update(obs.critic)
+
+    @torch.no_grad()
+    def take_over(self, other: ObsNorms) -> None:
+        """Become what `other` is now."""
+        for mine, theirs in zip(self.buffers(), other.buffers(), strict=True):
+            mine.copy_(theirs)

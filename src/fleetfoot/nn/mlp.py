@@ -15,7 +15,7 @@ from fleetfoot.nn.linear import LayerNorm, Linear, orthogonal_
 from fleetfoot.nn.network import Network
 from fleetfoot.nn.spectral import SpectralLinear
 
-Activation: TypeAlias = Literal["relu", "elu", "tanh", "crelu"]
+Activation: TypeAlias = Literal["relu", "leaky_relu", "elu", "tanh", "crelu"]
 Start: TypeAlias = Literal["torch", "orthogonal"]
 
 
@@ -28,6 +28,7 @@ class CReLU(nn.Module):
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
     "tanh": nn.Tanh,
     "crelu": CReLU,
@@ -83,7 +84,7 @@ class MLPConfig:
     layer_norm: bool = False
     """LayerNorm between each hidden layer and its activation."""
     activation: tuple[Activation, ...] = ("relu",)
-    """relu, elu, tanh or crelu: one for all hidden layers, or one for each. `hidden` counts features after the
+    """relu, leaky_relu, elu, tanh or crelu: one for all hidden layers, or one each. `hidden` counts features after the
     activation: with crelu, which makes two of each unit, a layer has half as many units."""
     head_std: float | None = None
     """Start the output layer at N(0, head_std^2) with zero bias, instead of as torch's Linear does."""

@@ -18,7 +18,9 @@ AUTO_RANGE = 5.0  # what rewards are scaled into where nobody gives a range; the
 class RewardScale(nn.Module):
     """Divide rewards by max(std(G), max|G| / g_max), where G is the running discounted return of each environment.
 
-    G <- gamma (1 - ended) G + r, kept per environment. Its statistics are kept per task, over all environments of that
+    G <- gamma (1 - terminated) G + r, kept per environment. It goes on where the clock ends an episode, as values do
+    there: with episodes that are short beside 1 / (1 - gamma), a sum over one of them is far below the values that are
+    learned, and no range made for it would hold them. Its statistics are kept per task, over all environments of that
     task; without tasks there is one. g_max is what the value support can hold.
     """
 
@@ -46,10 +48,10 @@ class RewardScale(nn.Module):
         return RewardScale(spec.num_envs, max(1, len(spec.tasks)), gamma, g_max)
 
     @torch.no_grad()
-    def update(self, reward: Tensor, ended: Tensor, task: Tensor | None) -> None:
-        """Take in one vec step: reward [N], ended [N] bool, task [N] or None."""
+    def update(self, reward: Tensor, terminated: Tensor, task: Tensor | None) -> None:
+        """Take in one vec step: reward [N], terminated [N] bool, task [N] or None."""
         if task is None:
-            task = torch.zeros_like(ended, dtype=torch.int64)
+            task = torch.zeros_like(terminated, dtype=torch.int64)
         self.returns.mul_(self.gamma).add_(reward)
         rows = torch.zeros_like(self.count).index_add_(0, task, torch.ones_like(self.returns))
         sums = torch.zeros_like(self.count).index_add_(0, task, self.returns)
@@ -65,7 +67,7 @@ class RewardScale(nn.Module):
         self.variance.copy_(torch.where(present, merged / total.clamp(min=1), self.variance))
         self.count.copy_(total)
         self.largest.scatter_reduce_(0, task, self.returns.abs(), "amax")
-        self.returns.mul_(~ended)
+        self.returns.mul_(~terminated)
         spread = torch.maximum(self.variance.sqrt(), self.largest / self.g_max)
         self.divisor.copy_(torch.where((self.count > 0) & (spread > 0), spread, 1.0))
 

@@ -11,6 +11,7 @@ from fleetfoot.recipes import (
     apex_dqn,
     brc,
     bro,
+    daa,
     dac,
     ddpg,
     dqn,
@@ -18,9 +19,12 @@ from fleetfoot.recipes import (
     fast_td3,
     flash_sac,
     gorila_dqn,
+    ppo,
     pql,
+    robot,
     sac,
     vpl,
+    wmpg,
 )
 
 DEFAULT = "fast_td3/halfcheetah"
@@ -29,6 +33,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
     **fast_sac.RECIPES,
     **flash_sac.RECIPES,
+    **robot.RECIPES,
     **dqn.RECIPES,
     **apex_dqn.RECIPES,
     **ddpg.RECIPES,
@@ -40,6 +45,9 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **brc.RECIPES,
     **sac.RECIPES,
     **vpl.RECIPES,
+    **wmpg.RECIPES,
+    **ppo.RECIPES,
+    **daa.RECIPES,
 }
 
 

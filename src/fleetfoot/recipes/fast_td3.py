@@ -122,7 +122,7 @@ def pendulum_simba() -> Recipe:
 def pendulum_prioritised() -> Recipe:
     """Prioritised replay: rows with large errors are sampled more often, with a smaller weight."""
     base = pendulum()
-    replay = replace(base.replay, sampler=ProportionalConfig())
+    replay = replace(base.off_policy_replay(), sampler=ProportionalConfig())
     return replace(base, name="fast_td3/pendulum-prioritised", replay=replay)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fleetfoot.agents.flash_sac import FlashSACConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.gym import GymConfig
 from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.evaluate import EvaluationConfig
@@ -121,6 +122,25 @@ def mujoco(base: Recipe) -> Recipe:
     return small(base, FlashNetConfig(width=64, blocks=1), FlashNetConfig(width=96, blocks=1))
 
 
+def own() -> Recipe:
+    """For a task that nobody has tuned anything for, on a few CPU cores: nothing in it depends on the units of rewards
+    or observations. The environment in it only stands for yours."""
+    base = mujoco(fast_td3.pendulum())
+    return replace(
+        base,
+        name="flash_sac/own",
+        env=GymConfig(),
+        replay=ReplayConfig(capacity=1_000_000, n_step=3),
+        pace=PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=50),
+        evaluation=EvaluationConfig(every_vec_steps=1_000, episodes=16),
+        checkpoint=CheckpointConfig(every_vec_steps=1_000),
+        explorer=HeldNoiseConfig(random_vec_steps=50),
+        num_envs=32,
+        total_vec_steps=5_000,
+        device="cpu",
+    )
+
+
 TASKS = {
     "t1-joystick-flat": ("T1JoystickFlatTerrain", "Booster T1 follows a joystick"),
     "t1-joystick-rough": ("T1JoystickRoughTerrain", "Booster T1, the same on rough ground"),
@@ -135,6 +155,10 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "flash_sac/walker2d": (
         "Walker2d-v5 on CPU cores",
         lambda: mujoco(fast_td3.mujoco("Walker2d-v5", 500.0, 5_000)),
+    ),
+    "flash_sac/own": (
+        "an environment of your own (--env ...), whatever its rewards, on CPU cores",
+        own,
     ),
     "flash_sac/pendulum": ("pendulum swing-up written in torch", pendulum),
 }

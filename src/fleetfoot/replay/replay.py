@@ -166,6 +166,12 @@ class Replay:
         """Draw rows to examine: what `sample` draws next stays the same."""
         return self.gather(*self.sampler.apart(seed).draw(rows, self.ring))
 
+    def sample_newest(self, rows: int, seed: int, share: float) -> Batch:
+        """The same, but only from this share of each environment's rows, those that came last."""
+        drawn = self.sampler.apart(seed).draw(rows, self.ring)
+        last = self.ring.num_stored - 1
+        return self.gather(last - ((last - drawn.age) * share).long(), drawn.column, drawn.weight)
+
     def draw(self, rows: int) -> Drawn:
         """Which rows; `gather` reads them."""
         return self.sampler.draw(rows, self.ring)

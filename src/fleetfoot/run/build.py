@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +13,19 @@ from typing import Any
 import torch
 
 from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
+from fleetfoot.checkpoint import check_counts, check_env_fits, check_fits
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv, closed_on_error
 from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
-from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.replay.rollouts import Rollouts
+from fleetfoot.run.journal import Journal, State, buildable, fitting
 from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
     adapt_state,
@@ -34,6 +37,9 @@ from fleetfoot.run.sharded import (
     synchronize_agent,
 )
 from fleetfoot.system import usable_cores
+
+MOST_STEPS = 2**53
+NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
 
 
 @dataclass(kw_only=True)
@@ -47,7 +53,7 @@ class Parts:
     obs: Obs  # the first to act on
     agent: Agent
     explorer: Explorer
-    replay: Replay
+    replay: Replay | Rollouts
     pace: Pace
     episodes: EpisodeStats
     evaluator: Evaluator | None = None  # only on the first rank
@@ -90,11 +96,17 @@ class Parts:
 
     def _diagnose(self, agent: CanDiagnose, vec_steps: int) -> dict[str, float]:
         """The vec steps are the seed of the rows examined: no draw of the replay's own is used."""
+        assert isinstance(self.replay, Replay)  # no on-policy agent is diagnosable
         rows = self.replay.sample_apart(self.share.batch_size, seed=vec_steps)
         held_out = rows.held_out
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
-        diagnosis = agent.diagnose(rows._replace(held_out=None), held_out)
+        rows = rows._replace(held_out=None)
+        diagnosis = agent.diagnose(rows, held_out)
+        newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
+        for name, value in agent.diagnose(rows, newest).items():
+            if name.startswith("overfitting"):
+                diagnosis[f"newest_{name}"] = value
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -119,11 +131,14 @@ class Parts:
         counters, in new episodes."""
         if state.get("world", 1) != self.ranks.world:
             state = self._without_ranks(state)
+        self._check_fits(state)
         self.pace.load_state_dict(state["pace"])
         self.agent.load_state_dict(state["agent"])
         if "replay" in state:
             self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
             self.owed = state["owed"] if self.replay.size else 0
+        elif isinstance(self.replay, Rollouts):  # the rollout begins anew
+            self.pace.vec_steps -= self.pace.vec_steps % self.replay.cfg.length
         else:  # it has to fill again first
             self.pace.hold(self.recipe.pace.warmup_vec_steps)
         if "generators" in state:
@@ -139,6 +154,24 @@ class Parts:
             self.episodes.restart()
             everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
             self.explorer.restart(everywhere)
+
+    def _check_fits(self, state: State) -> None:
+        """ValueError where the state is not one of these parts: a tensor of another shape would be spread, cut, or read
+        beyond its end."""
+        own = self.state_dict(with_replay="replay" in state)
+        env = own.pop("env")
+        own.pop("world", None)
+        if not self.ranks.first:  # it has what all share beside its own
+            own |= {"agent": self.agent.state_dict(), "pace": self.pace.state_dict(), "owed": 0}
+            own.pop("generators")
+        check_fits({name: state[name] for name in own}, own, "state")
+        if state["env"] is not None:
+            if env is None:
+                raise ValueError("it holds the state of environments that have none")
+            check_env_fits(state["env"], env, self.share.num_envs)
+        steps = self.pace.cfg.updates_after(state["vec_steps"])
+        check_counts(state, vec_steps=MOST_STEPS, updates=MOST_STEPS, owed=steps)
+        check_counts(state["pace"], vec_steps=state["vec_steps"], held_vec_steps=MOST_STEPS)
 
     def _without_ranks(self, state: State) -> State:
         state.pop("replay", None)
@@ -158,7 +191,7 @@ def build_parts(
     ranks: Ranks = ALONE,
     *,
     env_device: torch.device | None = None,
-    make_replay: Callable[[EnvSpec], Replay] | None = None,
+    make_replay: Callable[[EnvSpec], Replay | Rollouts] | None = None,
 ) -> Parts:
     """`env_device`: where the environments put their observations, if not on the device of the agent; `make_replay`:
     builds the replay, if the recipe alone does not say how."""
@@ -167,7 +200,8 @@ def build_parts(
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # the current streams are those of this device
     torch.set_num_threads(share.threads or usable_cores())
-    env = recipe.env.build(share.num_envs, seeds.env, env_device or device)
+    place = env_device or device
+    env = build_env(recipe.env, share.num_envs, seeds.env, place, recipe.env_timeout)
     with closed_on_error(env):
         make_replay = make_replay or partial(
             share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
@@ -211,7 +245,8 @@ def open_run(
     ranks = current_ranks()
     with ExitStack() as stack:
         with ranks.raise_together():
-            parts = build_parts(recipe, ranks, **options)
+            with buildable() if state is not None else nullcontext():
+                parts = build_parts(recipe, ranks, **options)
             stack.callback(parts.close)
             if check is not None:
                 check(parts)
@@ -222,7 +257,9 @@ def open_run(
                     journal.load_state_dict(state)
             if ranks.first:
                 seed = recipe.seeds().evaluation
-                parts.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, parts.device)
+                parts.evaluator = Evaluator(
+                    recipe.env, recipe.evaluation, seed, parts.device, recipe.env_timeout
+                )
             journal.open(parts.env.spec, resumed=state is not None, console=console)
             stack.callback(journal.close)
         yield journal, parts

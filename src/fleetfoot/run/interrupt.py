@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run between two vec steps."""
+"""Ctrl-C, SIGTERM and SIGHUP end a run between two vec steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import threading
 from types import FrameType
 from typing import Any
 
+from fleetfoot.guard import WATCH
 from fleetfoot.run.ranks import ALONE, Ranks
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGREE_EVERY = 8  # vec steps; ranks exchange at these intervals whether one of them must stop
 
 
 class Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a flag, so that a run can stop between two vec steps and save. The
-    second one raises KeyboardInterrupt."""
+    """Turns the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) into a flag, so that a run can stop between
+    two vec steps and save. The second one raises KeyboardInterrupt. Environments that hang are not waited for."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
@@ -30,7 +32,9 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         self.previous_handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup
                 self.previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -38,6 +42,7 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        WATCH.hurry()
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self.previous_handlers.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.checkpoint import Checkpoint
+from fleetfoot.checkpoint import Checkpoint, check_counts, pack
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError, one_line
 from fleetfoot.log import EVAL_RETURN, ClippingNotice, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
@@ -97,8 +98,10 @@ class Journal:
 
     def _clipping_notice(self) -> tuple[Sink, ...]:
         """For agents whose value range somebody chose."""
-        v_min, v_max = (getattr(self.recipe.agent, name, "auto") for name in ("v_min", "v_max"))
-        return () if "auto" in (v_min, v_max) else (ClippingNotice(v_min, v_max),)
+        agent: Any = self.recipe.agent
+        if getattr(agent, "v_min", "auto") == "auto":
+            return ()
+        return (ClippingNotice(agent.v_min, agent.v_max),)
 
     @property
     def finished(self) -> bool:
@@ -238,9 +241,33 @@ class Journal:
         """Save now, unless what would be saved is not finite, or is saved already."""
         if self.saved_at != (self.vec_steps, self.updates):
             subject.flush_counters(self.log)
+            with self.ranks.raise_together(), contextlib.suppress(Halted):
+                self.log.flush(self.counters())  # where it cannot be written, the state perhaps can
             with self.ranks.raise_together():
-                self.log.flush(self.counters())
+                check_finite(subject.agent.state_dict())
             self.save(subject)
+
+    @contextmanager
+    def rescuing(self, subject: Subject, asked: Callable[[], bool]) -> Iterator[None]:
+        """Around a training loop. What ends it from outside (`Halted`) costs nothing that was learned: the state is
+        saved, if it is finite. `asked`: was the run told to stop?"""
+        try:
+            yield
+        except Halted as error:
+            done = self._rescue(subject)
+            if not asked():  # else an environment hung when the run was told to stop
+                raise Halted(f"{str(error).rstrip('.')}; {done}.") from error
+
+    def _rescue(self, subject: Subject) -> str:
+        if self.ranks.world > 1:
+            return "the last checkpoint is kept"  # other ranks are elsewhere, and cannot save
+        if not self.updates:
+            return "nothing was learned yet"
+        try:
+            self.save_interrupted(subject)
+        except UserError as error:
+            return f"its state was not saved ({error})"
+        return f"saved after {self.vec_steps:,} vec steps, fleetfoot resume {self.folder} goes on"
 
     def state(self, subject: Subject, *, with_replay: bool) -> State:
         """The state of the whole run."""
@@ -253,9 +280,13 @@ class Journal:
         }
 
     def load_state_dict(self, state: State) -> None:
+        check_counts(state, vec_steps=2**53, updates=2**53)
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.last_return, self.best_return = state["last_return"], state["best_return"]
-        self.clock.restart(state["train_seconds"])
+        self.last_return, self.best_return = (
+            float(state["last_return"]),
+            float(state["best_return"]),
+        )
+        self.clock.restart(float(state["train_seconds"]))
         self.saved_at = self.vec_steps, self.updates
 
     def result(self, policy: nn.Module) -> Result:
@@ -272,6 +303,13 @@ class Journal:
         self.log.close()
 
 
+def check_finite(state: Any) -> None:
+    """UserError where a tensor of this tree is NaN or infinite."""
+    for name, tensor in pack(state)[0].items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{name} is NaN or infinite")
+
+
 def step_metrics(fresh: Transition) -> dict[str, Tensor]:
     """What the log keeps of one vec step, [N] each."""
     magnitude = fresh.next_obs.actor.float().abs().flatten(1).mean(1)
@@ -283,6 +321,18 @@ def fitting() -> Iterator[None]:
     """Around the loading of a checkpoint: UserError where it does not fit the recipe."""
     try:
         yield
-    except (KeyError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error
+    except UserError:
+        raise
+    except Exception as error:  # whoever made it may have written anything
+        raise UserError(f"the checkpoint does not fit this recipe: {one_line(error)}") from error
+
+
+@contextmanager
+def buildable() -> Iterator[None]:
+    """Around the building of what a stored recipe names: UserError where that is impossible, for whatever reason."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the stored recipe cannot be built: {one_line(error)}") from error

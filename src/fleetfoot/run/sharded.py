@@ -20,6 +20,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.explore import share_of
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rng import RandomStream, generator_state, restore_generator
 from fleetfoot.run.ranks import Ranks
 from fleetfoot.system import usable_cores
@@ -37,12 +38,11 @@ def rank_recipe(recipe: Recipe, ranks: Ranks) -> Recipe:
                 f"{name} is {getattr(recipe, name):,}, which {world} processes cannot share evenly; "
                 f"give --{option} a multiple of {world}."
             )
-    gib = recipe.replay.capacity_gib
-    replay = replace(
-        recipe.replay,
-        capacity=recipe.replay.capacity // world,
-        capacity_gib=None if gib is None else gib / world,
-    )
+    replay = recipe.replay
+    if isinstance(replay, ReplayConfig):
+        gib = replay.capacity_gib
+        capacity_gib = None if gib is None else gib / world
+        replay = replace(replay, capacity=replay.capacity // world, capacity_gib=capacity_gib)
     num_envs = recipe.num_envs // world
     return replace(
         recipe,

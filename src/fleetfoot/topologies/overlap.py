@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleetfoot.data import Step
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.execution import EagerLearner
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.rollout import rollout
@@ -41,7 +41,13 @@ def vec_steps(journal: Journal, parts: Parts, learner: EagerLearner) -> Generato
         parts.owed = 0
 
     timer = journal.timer
-    with closing(Background(parts.env, start_updates, ready, timer)) as background:
+
+    def settle() -> None:
+        """The environments failed while updates were made, and these count."""
+        if parts.owed:
+            finish_updates()
+
+    with closing(Background(parts.env, start_updates, settle, ready, timer)) as background:
         step_env = journal.compiles_first(background)
         for fresh in rollout(step_env, parts.agent.behaviour, parts.explorer, parts.obs, timer):
             with timer("wait"):
@@ -78,12 +84,14 @@ class Background:
         self,
         env: VecEnv,
         meanwhile: Callable[[], None],
+        settle: Callable[[], None],
         ready: Callable[[], bool],
         timer: StepTimer,
     ):
         """Where `meanwhile` is not `ready`, one after the other, with the same result: two that record CUDA graphs at
-        once may fail."""
+        once may fail. `settle`: after `meanwhile`, where the step failed."""
         self.env, self.meanwhile, self.ready, self.timer = env, meanwhile, ready, timer
+        self.settle = settle
         self.stack = ExitStack()
         self.stack.enter_context(quick_turns())
         self.thread = self.stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="simulate"))
@@ -106,7 +114,11 @@ class Background:
         try:
             self.meanwhile()
         finally:
-            step = coming.result()
+            try:
+                step = coming.result()
+            except Halted:
+                self.settle()
+                raise
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
         return step

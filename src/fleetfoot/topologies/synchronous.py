@@ -31,6 +31,11 @@ class SynchronousConfig:
     """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that
     is one vec step's updates older; everything else stays the same, and the same seed still gives the same result."""
 
+    @property
+    def on_policy(self) -> bool:
+        """Does the newest policy collect every vec step?"""
+        return not self.overlap
+
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
         with open_run(recipe, folder, state) as (journal, parts):
             self.train(journal, parts)
@@ -39,7 +44,7 @@ class SynchronousConfig:
     def train(self, journal: Journal, parts: Parts) -> None:
         """Train to the end, or until Ctrl-C."""
         vec_steps = overlap.vec_steps if self.overlap else in_turns
-        with Interrupt(parts.ranks) as interrupt:
+        with Interrupt(parts.ranks) as interrupt, journal.rescuing(parts, lambda: interrupt.asked):
             with closing(vec_steps(journal, parts, parts.learner(journal))) as steps:
                 while not (journal.finished or interrupt.stops(journal.vec_steps)):
                     next(steps)

@@ -31,6 +31,7 @@ from torch import Tensor
 from fleetfoot.config import part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.host import NoState
+from fleetfoot.envs.vec_env import check_module
 from fleetfoot.errors import UserError, nearest
 
 ACTOR_GROUPS = ("actor", "policy")  # mjlab's name and Isaac Lab's
@@ -219,6 +220,10 @@ class IsaacLabConfig:
                 f"{num_envs} x {self.id} was asked for. Evaluation needs the same task and no more environments."
             )
         return IsaacLabEnv(self, simulation, num_envs, device)
+
+    def when_stored(self) -> IsaacLabConfig:
+        check_module(self.id)
+        return self
 
     def for_evaluation(self) -> IsaacLabConfig:
         """The same simulation, randomisation and all: there is only one."""

@@ -14,7 +14,7 @@ What `mujoco.rollout` gives back is the physics state after every substep and th
 
 `mujoco.rollout` does not return the solver's warm start. It is zero at the beginning of every
 control step, so that the physics state alone determines the future (and saving it is exact). Where
-the stages are made here, the last acceleration is known and is carried on.
+the stages are made here, or where `warm` asks for it, the last acceleration is carried on.
 """
 
 from __future__ import annotations
@@ -89,8 +89,13 @@ class Simulation:
         frame_skip: int,
         threads: int,
         vary: Callable[[mujoco.MjModel, int], None] | None = None,
+        warm: bool = False,
     ) -> None:
-        """`vary(own, i)` may change the numbers (not the sizes) of environment i's own copy of the model."""
+        """`vary(own, i)` may change the numbers (not the sizes) of environment i's own copy of the model.
+
+        `warm`: the solver begins each control step with the last acceleration. With the Euler integrator and no
+        implicit damping that is exactly what MuJoCo does; it counts where the solver stops before it has converged.
+        """
         self.model = model
         self.num_envs, self.frame_skip = num_envs, frame_skip
         self.nq, self.nv, self.nu = int(model.nq), int(model.nv), int(model.nu)
@@ -103,6 +108,7 @@ class Simulation:
             and model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
             and size == 1 + self.nq + self.nv
         )
+        self._warm = warm or self._staged
         bases = [model] * num_envs
         if vary is not None:
             bases = [copy.copy(model) for _ in range(num_envs)]
@@ -144,14 +150,13 @@ class Simulation:
         self._control[:] = control[:, None, :]
         self._held[:] = control[:, None, :]
         if self._substeps:
-            warmstart = self.warmstart if self._staged else None
+            warmstart = self.warmstart if self._warm else None
             self._run(self._step, self.state, self._control, warmstart, self._states, self._sensors)
-            if (
-                self._staged
-            ):  # the warm start is now the last acceleration; the mean one is all `rollout` tells
+            if self._warm:  # now the last acceleration; the mean one is all `rollout` tells
                 earlier = self._states[:, -2] if self._substeps > 1 else self.state
-                gained = self._states[:, -1] - earlier
-                self.warmstart = gained[:, 1 + self.nq :] / self.timestep
+                velocity = slice(1 + self.nq, 1 + self.nq + self.nv)
+                gained = self._states[:, -1, velocity] - earlier[:, velocity]
+                self.warmstart = gained / self.timestep
             self.state, self.sensor = self._states[:, -1].copy(), self._sensors[:, -1].copy()
         for left in reversed(range(self._by_stage)):
             self._runge_kutta(self._evaluate if left == 0 else self._stage)

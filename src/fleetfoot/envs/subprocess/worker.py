@@ -184,7 +184,9 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes
+    # What a terminal or a scheduler sends to all processes is for the parent, which then closes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     memory_file, answers = (int(word) for word in sys.argv[1:3])
     serve(memory_file, os.fdopen(0, "rb", buffering=0), os.fdopen(answers, "wb"))
     os._exit(0)  # nothing is to be saved, and OpenGL complains when Python takes it apart

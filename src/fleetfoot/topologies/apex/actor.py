@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.explore import check_behaviour, share_of
+from fleetfoot.guard import build_env
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.nn.linear import Linear
 from fleetfoot.recipe import Seeds
@@ -43,7 +44,7 @@ class Actor:
         self.seeds = recipe.seeds() if original else worker_seeds
         width = recipe.num_envs // cfg.actors
         with naming_seed(self.seeds.env):
-            env = recipe.env.build(width, self.seeds.env, CPU)
+            env = build_env(recipe.env, width, self.seeds.env, CPU, recipe.env_timeout)
             obs = env.reset()
         self.spec = env.spec
         self.agent = cast(Any, recipe.build_agent(env.spec, CPU, total_updates=1))
@@ -58,7 +59,10 @@ class Actor:
         if cfg.computes_priorities(recipe):
             self.behaviour = Recorder(self.behaviour)
             self.buffer = LocalBuffer(
-                self.agent.initial_priority, self.behaviour, recipe.replay, recipe.gamma
+                self.agent.initial_priority,
+                self.behaviour,
+                recipe.off_policy_replay(),
+                recipe.gamma,
             )
         self.steps = rollout(env.step, self.behaviour, self.explorer, obs, StepTimer(CPU))
         return env.spec

@@ -57,7 +57,8 @@ class Learner:
             with ExitStack() as stack:
                 self._build(stack, resumed, restarted)
                 self.built = True
-                self.cfg.learn(self)
+                with self.journal.rescuing(self, lambda: self.stop_requested):
+                    self.cfg.learn(self)
                 if not self.journal.finished:
                     self.journal.save_interrupted(self)
                 return self.journal.result(self.agent.policy.to("cpu"))
@@ -71,13 +72,14 @@ class Learner:
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
         state = checkpoint.load(self.folder).state if resumed else None
         self.restarts = Restarts(cfg.ray.max_restarts, self.outbox.items.append)
-        self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
+        with fitting():
+            self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
         stack.callback(self.fleet.close)
         self.evaluations = Evaluations(ray, self.packed, cfg.ray.worker_cpus, self.restarts)
         stack.callback(self.evaluations.close)
         self.spec = self.fleet.start()
         self.agent: Agent = recipe.build_agent(self.spec, device)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,
@@ -220,6 +222,10 @@ class Learner:
         return state | {"replay": self.replay.state_dict()} if with_replay else state
 
     def _load_state_dict(self, state: State) -> None:
+        own = {"agent": self.agent.state_dict(), "pace": self.pace.state_dict()}
+        if "replay" in state:
+            own["replay"] = self.replay.state_dict()
+        checkpoint.check_fits({name: state[name] for name in own}, own, "state")
         self.agent.load_state_dict(state["agent"])
         self.pace.load_state_dict(state["pace"])
         if "replay" in state:

@@ -83,7 +83,8 @@ class ActorLearnerConfig:
         cpus = (self.actors + 1) * self.ray.worker_cpus + self.ray.learner_cpus
         with closing(Monitor(self.ray, recipe, folder)) as monitor:
             here = (self.ray.learner_cpus, monitor.gpus)
-            with cluster(self.ray, cpus=cpus, gpus=monitor.gpus, here=here) as ray:
+            gpus = monitor.gpus
+            with cluster(self.ray, cpus=cpus, gpus=gpus, here=here, folder=folder) as ray:
                 return monitor.run(ray, Learner, resumed=state is not None)
 
     def check(self, recipe: Recipe) -> None:
@@ -107,7 +108,7 @@ class ActorLearnerConfig:
 
     def computes_priorities(self, recipe: Recipe) -> bool:
         """Do the actors compute first priorities? Only where the sampler uses them."""
-        prioritised = recipe.replay.sampler.prioritised
+        prioritised = recipe.off_policy_replay().sampler.prioritised
         return self.initial_priorities and not self.lockstep and prioritised
 
     def learn(self, learner: Learner) -> None:

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.contract import Served, as_served, traits
+from fleetfoot.checkpoint import check_env_fits, check_fits
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
 from fleetfoot.explore import check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log, Totals
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.rollout import rollout
-from fleetfoot.run.journal import step_metrics
+from fleetfoot.run.journal import fitting, step_metrics
 from fleetfoot.topologies.gorila.replica import Outliers, RemoteStepper, Replica, ServerLost
 from fleetfoot.topologies.gorila.server import Server, ServerConfig
 
@@ -132,12 +134,12 @@ class Bundle:
         """`incarnation`: how often this bundle has been replaced."""
         device, seeds = recipe.torch_device(), bundle_seeds(recipe.seed, index, incarnation)
         self.recipe, self.index, self.lockstep = recipe, index, lockstep
-        self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        self.env = build_env(recipe.env, recipe.num_envs, seeds.env, device, recipe.env_timeout)
         spec = self.env.spec
         self.agent = build_agent(recipe, spec, bundles, device)
         explorer = per_bundle(recipe.explorer, bundles)
         self.explorer = explorer.build(spec, seed=seeds.explorer, device=device)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             spec, gamma=recipe.gamma, seed=seeds.replay, device=device
         )
         self.pace = recipe.pace.build()
@@ -217,6 +219,12 @@ class Bundle:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        own = self.state_dict(with_replay=state["replay"] is not None)
+        env = own.pop("env")
+        with fitting():
+            check_fits({name: state[name] for name in own}, own, "bundle")
+            if state["env"] is not None:
+                check_env_fits(state["env"], env, self.recipe.num_envs)
         for name in (*CARRIED_STATE, "episodes"):
             getattr(self, name).load_state_dict(state[name])
         if state["replay"] is None:

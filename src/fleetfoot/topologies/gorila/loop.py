@@ -73,13 +73,13 @@ class ParameterServerConfig:
         torch.set_num_threads(recipe.threads or usable_cores())
         with ExitStack() as stack:
             seed = recipe.seeds().evaluation
-            evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU)
+            evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU, recipe.env_timeout)
             stack.callback(evaluator.close)
             spec = replace(evaluator.env.spec, num_envs=recipe.num_envs)
             agent = build_agent(recipe, spec, self.bundles, CPU)  # UserErrors before Ray starts
             gpus = self.ray.gpus_of(recipe.torch_device())
             cpus = (self.bundles + self.shards) * self.ray.worker_cpus
-            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus))
+            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus, folder=folder))
             restarts = Restarts(self.ray.max_restarts)
             server = stack.enter_context(closing(RayServer(ray, self, recipe, agent, restarts)))
             fleet = stack.enter_context(closing(BundleFleet(ray, self, recipe, server)))
@@ -149,7 +149,7 @@ def train(journal: Journal, run: ServerRun) -> Result:
     recipe = journal.recipe
     # At a multiple of these all bundles stop.
     periods = recipe.evaluation.every_vec_steps, recipe.checkpoint.every_vec_steps
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, journal.rescuing(run, lambda: interrupt.asked):
         while not (journal.finished or interrupt.asked):
             stop = journal.next_multiple(*periods)
             for report in run.fleet.work(stop - journal.vec_steps, interrupt):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import Continuous, EnvSpec, Obs
-from fleetfoot.explore import ActsInTwoHalves, Explorer
+from fleetfoot.explore import ActsInTwoHalves, ClipsLate, Explorer
 from fleetfoot.topologies.multi_seed.rows import by_seed, map_obs
 
 
@@ -37,14 +37,21 @@ class MultiSeedExplorer:
         choices = zip(self.explorers, outputs, strict=True)
         return torch.cat([_halves(explorer).choose(output) for explorer, output in choices])
 
+    def executed(self, action: Tensor) -> Tensor:
+        """The explorers are alike, and clip without random numbers."""
+        first = self.explorers[0]
+        return first.executed(action) if isinstance(first, ClipsLate) else action
+
     @torch.no_grad()
     def warm_up(self, obs: Obs, spec: EnvSpec) -> None:
         """Run the network once, so that it is compiled when it counts."""
         seeds = len(self.explorers)
         apart = map_obs(obs, lambda x: by_seed(x, seeds))
         noise = []
-        if self.takes_noise and isinstance(spec.action, Continuous):
-            shape = seeds, spec.num_envs // seeds, spec.action.size
+        if self.takes_noise:
+            action = spec.action
+            size = action.size if isinstance(action, Continuous) else action.count
+            shape = seeds, spec.num_envs // seeds, size
             noise = [torch.zeros(shape, device=obs.actor.device)]
         self.behaviour(apart, *noise)
 

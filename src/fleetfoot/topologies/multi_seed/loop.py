@@ -22,6 +22,8 @@ from fleetfoot.envs.vec_env import VecEnv, simulated_on_cpu
 from fleetfoot.execution import Compiled, resolved
 from fleetfoot.explore import ActsInTwoHalves, Explorer
 from fleetfoot.recipe import Recipe, Result
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.run.build import Parts, open_run
 from fleetfoot.run.journal import Journal, State
@@ -30,6 +32,11 @@ from fleetfoot.topologies.multi_seed.explorer import MultiSeedExplorer
 from fleetfoot.topologies.multi_seed.journal import MultiSeedJournal
 from fleetfoot.topologies.multi_seed.meter import MultiSeedEpisodes
 from fleetfoot.topologies.multi_seed.replay import MultiSeedReplay, SeedReplay, build_replay
+from fleetfoot.topologies.multi_seed.rollouts import (
+    MultiSeedRollouts,
+    SeedRollouts,
+    build_rollouts,
+)
 from fleetfoot.topologies.multi_seed.vmap import stack
 
 
@@ -48,8 +55,9 @@ def why_not_batched(recipe: Recipe) -> str | None:
     """As far as the recipe alone tells; None: they can be."""
     if not isinstance(recipe.topology, TrainsParts):
         return f"{type(recipe.topology).__name__} has no method train(journal, parts)"
-    if not isinstance(recipe.replay.sampler, UniformConfig):
-        return f"{type(recipe.replay.sampler).__name__} does not sample uniformly"
+    sampler = recipe.replay.sampler if isinstance(recipe.replay, ReplayConfig) else None
+    if not isinstance(sampler, UniformConfig | None):
+        return f"{type(sampler).__name__} does not sample uniformly"
     return traits(recipe.agent).cannot_stack_reason
 
 
@@ -89,11 +97,16 @@ class Shares:
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int]):
         self.recipe, self.seeds, self.made = recipe, seeds, 0
-        self.whole: MultiSeedReplay | None = None
+        self.whole: MultiSeedReplay | MultiSeedRollouts | None = None
 
-    def __call__(self, spec: EnvSpec) -> SeedReplay:
-        self.whole = self.whole or build_replay(self.recipe, self.seeds, spec)
+    def __call__(self, spec: EnvSpec) -> SeedReplay | SeedRollouts:
         self.made += 1
+        if isinstance(self.recipe.replay, RolloutConfig):
+            self.whole = self.whole or build_rollouts(self.recipe, len(self.seeds), spec)
+            assert isinstance(self.whole, MultiSeedRollouts)
+            return SeedRollouts(self.whole, spec, self.made - 1)
+        self.whole = self.whole or build_replay(self.recipe, self.seeds, spec)
+        assert isinstance(self.whole, MultiSeedReplay)
         return SeedReplay(self.whole, self.made - 1)
 
 
@@ -122,7 +135,7 @@ def as_one(
         obs=obs,
         agent=agent,
         explorer=cast(Explorer, explorer),
-        replay=cast(SeedReplay, first.replay).whole,
+        replay=cast(SeedReplay | SeedRollouts, first.replay).whole,
         episodes=MultiSeedEpisodes([parts.episodes for parts in everyone]),
         evaluator=None,
         owed=everyone[-1].owed,  # once the last is loaded, the replay can be read

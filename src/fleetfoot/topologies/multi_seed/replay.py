@@ -116,8 +116,9 @@ def build_replay(recipe: Recipe, seeds: Sequence[int], spec: EnvSpec) -> MultiSe
     """A ring with the columns of all seeds, each as long as it would be alone; `spec`: of the environments of one."""
     count, width, device = len(seeds), spec.num_envs, recipe.torch_device()
     wide = replace(spec, num_envs=count * width, task_ids=spec.task_ids * count, device=device)
-    rows = recipe.replay.rows(spec)
-    cfg = replace(recipe.replay, capacity=rows * wide.num_envs, capacity_gib=None)
+    replay = recipe.off_policy_replay()
+    rows = replay.rows(spec)
+    cfg = replace(replay, capacity=rows * wide.num_envs, capacity_gib=None)
     # While a seed is saved there is a copy of its share.
     beside = cfg.bytes(wide) // count if recipe.checkpoint.replay else 0
     ring = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device, beside=beside).ring

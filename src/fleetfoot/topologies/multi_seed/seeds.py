@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,9 +20,10 @@ from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_
 
 def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path]:
     """Make a folder with a recipe for every seed, all at once: whenever the run is killed, all can be resumed."""
-    hidden = place.parent / f".{place.name}.partial"
+    hidden = place.parent / f".{place.name}.{secrets.token_hex(6)}.partial"
     with writing(place):
-        shutil.rmtree(hidden, ignore_errors=True)
+        for left in place.parent.glob(f".{glob.escape(place.name)}.*.partial"):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         for seed in seeds:
             folder = hidden / f"seed-{seed}"
             folder.mkdir(parents=True)

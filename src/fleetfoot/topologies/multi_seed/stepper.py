@@ -27,6 +27,9 @@ class StackedStepper(LocalStepper):
         vars(self).pop("optimizer", None)  # one that was made for the weights of one seed
         self.constrain_ = vmapped(whole.constrain_)
         self.num_seeds = len(parts)
+        self.lr_share: Tensor | None = (
+            None  # [S] of each seed in the largest rate, where they differ
+        )
         self.steps.copy_(parts[0].steps)
         self.lr.copy_(parts[0].lr)
         for part in parts:
@@ -47,6 +50,24 @@ class StackedStepper(LocalStepper):
                 shares = [state[name]] * self.num_seeds
             for of_seed, share in zip(states, shares, strict=True):
                 of_seed[name] = share
+
+    def set_lr(self, lr: Tensor) -> None:
+        """[S], a rate for each seed. Optimisers take one for all, so they step with the largest."""
+        largest = lr.amax()
+        self.lr.copy_(largest)
+        self.lr_share = lr / largest
+
+    def _step(self) -> None:
+        """Steps are proportional to the learning rate, so each seed goes its share of the way."""
+        if self.lr_share is None:
+            return super()._step()
+        before = [parameter.detach().clone() for parameter in self.parameters]
+        super()._step()
+        with torch.no_grad():
+            for parameter, old in zip(self.parameters, before, strict=True):
+                share = self.lr_share.view(-1, *[1] * (parameter.dim() - 1))
+                parameter.copy_(torch.lerp(old, parameter, share))
+        return None
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         return super().gradients(loss.sum())  # no seed's loss depends on another's weights

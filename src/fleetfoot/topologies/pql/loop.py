@@ -32,8 +32,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +44,7 @@ from fleetfoot import checkpoint
 from fleetfoot.agents.contract import ActorCritic, Agent
 from fleetfoot.config import at_least, part
 from fleetfoot.data import EnvSpec
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.log import Log, Totals, added
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.samplers import UniformConfig
@@ -66,6 +66,7 @@ class Transport(Protocol):
     """Has the stages make rounds, wherever they run, and tells the coordinator when one is finished."""
 
     ahead: int  # rounds of one stage that may be begun at once
+    all_here: bool  # all stages are in this process
     device: torch.device
     spec: EnvSpec
     agent: ActorCritic  # the policy of this one is the result of the run
@@ -114,7 +115,7 @@ class SplitLearnersConfig:
             raise UserError("topology.lockstep and topology.free exclude each other.")
 
     def run(self, recipe: Recipe, folder: Path, state: State | None) -> Result:
-        if self.lockstep and not isinstance(recipe.replay.sampler, UniformConfig):
+        if self.lockstep and not isinstance(recipe.off_policy_replay().sampler, UniformConfig):
             raise UserError(
                 "topology.lockstep needs a uniform replay: --replay.sampler UniformConfig."
             )
@@ -128,11 +129,12 @@ class SplitLearnersConfig:
             journal.log.merge = lambda totals: added([totals, *coordinator.totals])
             with closing(journal), interrupt:
                 coordinator.settle()
-                while not (journal.finished or interrupt.asked):
-                    coordinator.advance()
-                    journal.after_vec_step(coordinator)
-                if not journal.finished:
-                    journal.save_interrupted(coordinator)
+                with coordinator.rescuing():
+                    while not (journal.finished or interrupt.asked):
+                        coordinator.advance()
+                        journal.after_vec_step(coordinator)
+                    if not journal.finished:
+                        journal.save_interrupted(coordinator)
                 return journal.result(coordinator.policy())
 
 
@@ -178,6 +180,23 @@ class Coordinator:
             self._submit()
             self.transport.wait_until(self._idle)
         self.settle()
+
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        """Around the training: if the environments fail, the vec step under way is dropped and the rest is saved. Not
+        on Ray, where it may be a learner that is lost: there the last checkpoint counts."""
+        if not self.transport.all_here:
+            yield
+            return
+        with self.journal.rescuing(self, lambda: self.interrupt.asked):
+            try:
+                yield
+            except Halted:
+                with self.lock:
+                    self.schedule.drop_vec_step()
+                self.transport.wait_until(self._idle)
+                self.settle()
+                raise
 
     def settle(self) -> None:
         for planned in self.schedule.settle():

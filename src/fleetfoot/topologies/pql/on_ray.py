@@ -104,7 +104,7 @@ class Call(NamedTuple):
 class Processes:
     """Carries weights and vec steps between the stages through Ray's object store, and replaces processes."""
 
-    ahead, device = 2, CPU
+    ahead, device, all_here = 2, CPU, False
     coordinator: Coordinator
 
     def __init__(self, ray: Any, recipe: Recipe, cfg: OnRayConfig, interrupt: Interrupt):

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.contract import as_actor_critic
+from fleetfoot.checkpoint import check_env_fits, check_fits
 from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.envs.vec_env import closed_on_error
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.execution import RECORDING, Half, make_learner
 from fleetfoot.explore import check_behaviour
+from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Seeds
@@ -126,7 +128,7 @@ class Actor(Stage):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         seeds = self.seeds_of(recipe, setup)
-        self.env = recipe.env.build(recipe.num_envs, seeds.env, device)
+        self.env = build_env(recipe.env, recipe.num_envs, seeds.env, device, recipe.env_timeout)
         with closed_on_error(self.env):
             obs = self.env.reset()
             super().__init__(recipe, device, setup._replace(spec=self.env.spec))
@@ -135,7 +137,11 @@ class Actor(Stage):
             self.explorer.skip(setup.vec_steps)
             self.episodes = EpisodeStats(recipe.num_envs, device)
             self.evaluator = Evaluator(
-                recipe.env, recipe.evaluation, recipe.seeds().evaluation, device
+                recipe.env,
+                recipe.evaluation,
+                recipe.seeds().evaluation,
+                device,
+                recipe.env_timeout,
             )
             self.first = True
             self._act_on(obs)
@@ -186,6 +192,11 @@ class Actor(Stage):
     def load(self, share: State) -> None:
         share = copy.deepcopy(share)  # simulators keep tensors, and those of a store are read-only
         with fitting():
+            own = self.state_dict(with_replay=False)
+            env = own.pop("env")
+            check_fits({name: share[name] for name in own}, own, "state")
+            if share["env"] is not None:
+                check_env_fits(share["env"], env, self.recipe.num_envs)
             self.explorer.load_state_dict(share["explorer"])
             self.episodes.load_state_dict(share["episodes"])
             if share["env"] is not None:
@@ -230,6 +241,7 @@ class Learner(Stage):
 
     def load(self, share: State) -> None:
         with fitting():
+            check_fits(share, self.state_dict(self.memory_name in share), "state")
             self.agent.load_state_dict(copy.deepcopy(share["agent"]))  # optimisers keep tensors
             if self.memory_name in share:
                 self.memory.load_state_dict(share[self.memory_name])
@@ -243,7 +255,7 @@ class CriticLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        self.replay = recipe.replay.build(
+        self.replay = recipe.off_policy_replay().build(
             self.spec,
             gamma=recipe.gamma,
             seed=recipe.seeds().replay,
@@ -272,12 +284,14 @@ class PolicyLearner(Learner):
 
     def __init__(self, recipe: Recipe, device: torch.device, setup: Setup):
         super().__init__(recipe, device, setup)
-        Observations.check_fit(recipe.replay, self.spec, device)
+        Observations.check_fit(recipe.off_policy_replay(), self.spec, device)
         seed = recipe.seeds().replay + (not setup.same_rows)
-        self.observations = Observations(recipe.replay, self.spec, seed=seed, device=device)
+        self.observations = Observations(
+            recipe.off_policy_replay(), self.spec, seed=seed, device=device
+        )
         self._learns_from(self.observations)
         if device.type == "cpu":
-            self.bytes_to_fill = Observations.bytes(recipe.replay, self.spec)
+            self.bytes_to_fill = Observations.bytes(recipe.off_policy_replay(), self.spec)
 
     @staticmethod
     def select(fresh: Transition) -> Obs:

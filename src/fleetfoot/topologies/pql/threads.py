@@ -72,6 +72,7 @@ class Threads:
     """Carries weights and vec steps between the stages by copies on their device."""
 
     ahead = 1  # rounds of a stage begun at once
+    all_here = True  # all stages are in this process
     coordinator: Coordinator
     spec: EnvSpec
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Counters
 from fleetfoot.run.journal import State
@@ -78,9 +78,9 @@ def naming_seed(seed: int) -> Iterator[None]:
     """Around work with environments: exceptions become `ActorFailed`, except those that the user caused."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
+        if isinstance(error, UserError) and not isinstance(error, Halted):
+            raise
         raise ActorFailed(f"environment seed {seed}: {one_line(error)}") from error
 
 
@@ -107,7 +107,7 @@ class Restarts:
         reason = error if isinstance(error, str) else one_line(error)
         self.count += 1
         if self.count > self.limit:
-            raise UserError(
+            raise Halted(
                 f"{who} is lost ({reason}) after {self.limit} restarts: fix the cause, or raise {self.option}."
             )
         self.report(f"{who} is lost ({reason}); restart {self.count} of {self.limit}.")
@@ -184,7 +184,7 @@ class RemoteEvaluator:
             torch.set_num_threads(1)
             recipe = unpack_recipe(self.packed)
             seed = recipe.seeds().evaluation
-            self.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU)
+            self.evaluator = Evaluator(recipe.env, recipe.evaluation, seed, CPU, recipe.env_timeout)
             self.policy = recipe.build_agent(self.evaluator.env.spec, CPU, total_updates=1).policy
         self.policy.load_state_dict(to_tensors(policy))
         return self.evaluator(self.policy).metrics()

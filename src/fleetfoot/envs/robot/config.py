@@ -1,0 +1,104 @@
+"""The robots of the package as an environment of recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from fleetfoot.config import at_least, part
+from fleetfoot.envs.robot import robots, terms
+from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
+from fleetfoot.envs.robot.env import EngineName, Execution, PhysicsConfig, RobotEnv
+from fleetfoot.envs.robot.joystick import Joystick
+
+# Timestep of the physics (s) and timesteps per control step of 0.02 s.
+PHYSICS = {
+    "stock": {"go1": (0.004, 5), "t1": (0.002, 10), "g1": (0.002, 10)},
+    "fast": {"go1": (0.005, 4), "t1": (0.004, 5), "g1": (0.004, 5)},
+}
+
+
+def names() -> list[str]:
+    return list(robots.ROBOTS)
+
+
+@part
+class RobotConfig:
+    """A robot that follows a joystick, on CPU cores or on a GPU."""
+
+    robot: str = "go1"  # go1, t1 or g1
+    # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
+    variant: Literal["stock", "fast"] = "fast"
+    engine: EngineName = (
+        "auto"  # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu
+    )
+    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
+    episode_length: int | None = (
+        None  # of training; None: the task's own, 1000 control steps of 0.02 s
+    )
+    reward: tuple[
+        str, ...
+    ] = ()  # weights of the reward to change while training: "action_rate=-0.01"
+    # Playground counts a negative reward of Go1 and T1 as zero. A learner that is to explore hears more without it.
+    clip_reward: bool = True
+    curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
+    conditions: ConditionsConfig = ConditionsConfig()
+    execution: Execution = "auto"  # of the vec step on a GPU; auto: recorded
+    # On a GPU: the same bits from the same seed. It cannot be recorded, and is much slower.
+    deterministic: bool = False
+    render_width: int = 640
+    render_height: int = 480
+
+    def __post_init__(self) -> None:
+        at_least(self, "env", threads=0, episode_length=1, render_width=1, render_height=1)
+        self._weights()
+
+    @property
+    def on_host(self) -> bool:
+        return self.engine == "cpu"
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> RobotEnv:
+        robot = robots.find(self.robot)
+        timestep, substeps = PHYSICS[self.variant][self.robot]
+        spec = terms.SPECS[self.robot]
+        if not self.clip_reward:
+            spec = dataclasses.replace(spec, lowest_reward=None)
+        task = Joystick(spec, self._weights(), self.curriculum)
+        if self.episode_length is not None:
+            task.episode_length = self.episode_length
+        physics = PhysicsConfig(
+            timestep=timestep,
+            substeps=substeps,
+            engine=self.engine,
+            threads=self.threads,
+            execution=self.execution,
+            deterministic=self.deterministic,
+        )
+        size = (self.render_width, self.render_height)
+        return RobotEnv(
+            robot,
+            task,
+            num_envs,
+            seed,
+            device,
+            physics=physics,
+            conditions=self.conditions,
+            render_size=size,
+        )
+
+    def for_evaluation(self) -> RobotConfig:
+        """The task as its return is reported: stock physics and reward, nobody pushes, all robots alike."""
+        return dataclasses.replace(
+            self,
+            variant="stock",
+            episode_length=None,
+            reward=(),
+            clip_reward=True,
+            curriculum=False,
+            conditions=self.conditions.for_evaluation(),
+        )
+
+    def _weights(self) -> dict[str, float]:
+        return by_name("env.reward", self.reward)

@@ -1,0 +1,498 @@
+"""Many copies of a robot with a task, behind the environment contract.
+
+One vec step is three parts on tensors that stay in place, so that all of it can be recorded as CUDA graphs:
+
+    A  action -> targets of the joints, pushes          torch
+    B  the timesteps of one control step                the engine
+    C  task, observations, ends, restarts               torch
+
+Nothing in A and C depends on a value: restarts are chosen with `torch.where`, from start states that were made before
+the first step (`engine.make_starts`), so no physics runs for a restart. Random numbers are hashes of (seed, robot,
+episode, step, channel): they are the same in both engines, and nothing depends on N. Above 300 lines: the three parts
+share the layout of the packed state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.render import Renderer
+from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig, by_name
+from fleetfoot.envs.robot.cpu import CpuEngine
+from fleetfoot.envs.robot.engine import Engine, make_starts
+from fleetfoot.envs.robot.frames import Frames
+from fleetfoot.envs.robot.randomise import Randomiser
+from fleetfoot.envs.robot.robot import Robot
+from fleetfoot.envs.robot.task import Now, State, Task
+from fleetfoot.errors import UserError
+
+EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
+Execution: TypeAlias = Literal["auto", "eager", "recorded"]
+FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
+LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhysicsConfig:
+    """How the physics is computed. A control step is `substeps` of `timestep` seconds."""
+
+    timestep: float = 0.004
+    substeps: int = 5
+    engine: EngineName = "auto"
+    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
+    execution: Execution = "auto"
+    # On a GPU too the same seed gives the same bits. Warp cannot record that: vec steps are eager, and much slower.
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads < 0 or self.substeps < 1 or not self.timestep > 0.0:
+            raise UserError("threads must be 0 or more, substeps at least 1, timestep above 0.")
+
+
+class RobotEnv:
+    """N robots (`VecEnv`)."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        task: Task,
+        num_envs: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        *,
+        physics: PhysicsConfig | None = None,
+        conditions: ConditionsConfig | None = None,
+        render_size: tuple[int, int] = (640, 480),
+    ) -> None:
+        if num_envs < 1:
+            raise UserError(f"num_envs must be at least 1, not {num_envs}")
+        physics = physics or PhysicsConfig()
+        device, cfg = torch.device(device), conditions or ConditionsConfig()
+        self.robot, self.task, self.cfg, self._seed = robot, task, cfg, seed
+        self.built, self.physics = robot.build(physics.timestep), physics
+        self.dt = physics.timestep * physics.substeps
+        on_gpu = physics.engine == "warp" or (physics.engine == "auto" and device.type == "cuda")
+        home = device if on_gpu else torch.device("cpu")  # where the task is computed
+        task.bind(self.built, self.dt, home)
+        starts = make_starts(self.built, task, seed)
+        varied = cfg.randomise.anything
+        randomiser = Randomiser(cfg.randomise, self.built, num_envs, seed) if varied else None
+        self.engine: Engine
+        if on_gpu:
+            from fleetfoot.envs.robot.warp import WarpEngine
+
+            self.engine = WarpEngine(
+                self.built,
+                num_envs,
+                physics.substeps,
+                starts,
+                home,
+                randomiser,
+                physics.deterministic,
+            )
+        else:
+            self.engine = CpuEngine(
+                self.built, num_envs, physics.substeps, starts, physics.threads, randomiser
+            )
+        self._starts = starts.on(home)
+        self._home, self._on_gpu = home, home.type == "cuda"
+        self._conditions = Conditions(cfg, self.built.num_joints, self.dt)
+        self._q, self._v = (_columns(wanted, home) for wanted in (self.built.q, self.built.v))
+        self._offset, self._scale = (
+            torch.tensor(rows.copy(), dtype=torch.float32, device=home)
+            for rows in (self.built.offset, self.built.scale)
+        )
+        self._look_size = render_size
+        self._renderer: Renderer | None = None
+        self._allocate(num_envs, seed)
+        self._lay_out(device)
+        self._run = self._make_run()
+
+    # -- memory
+
+    def _allocate(self, num_envs: int, seed: int) -> None:
+        """What every robot has, whatever its task."""
+        home = self._home
+        self._key = env_keys(seed, num_envs, home)
+        self._episode = torch.full((num_envs,), -1, dtype=torch.int64, device=home)
+        self._clock = torch.zeros(num_envs, dtype=torch.int64, device=home)
+        self._given = torch.zeros(num_envs, self.built.num_joints, device=home)
+        self._action = torch.zeros_like(self._given)
+        self._count = 0  # vec steps since the last reset
+        self._begun = False
+        self._step_draws = self._begin_draws = 0  # learned from the first step and the first start
+
+    def _lay_out(self, device: torch.device) -> None:
+        """Sizes of state, observations and log, from one start that is thrown away."""
+        draw = Draw(keys_of(self._key, self._episode, 0))
+        draw.uniform(1)
+        state = self._state_of(draw, None)
+        self._slices: dict[str, slice] = {}
+        for name, value in state.items():
+            begin = sum(part.stop - part.start for part in self._slices.values())
+            self._slices[name] = slice(begin, begin + value.shape[1])
+        rows = len(self._key)
+        self._packed = self._pack(state).clone()  # [N, S]
+        self._state = self._unpack(self._packed)
+        now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
+        terms, extra = self.task.observe(now), self.task.privileged(now)
+        self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
+        self._widths = dict(self.task.noise) | by_name("noise_of", self.cfg.noise_of)
+        if unknown := set(self._widths) - set(terms):
+            raise UserError(
+                f"{self.task.name} does not observe {sorted(unknown)[0]!r}, for which there is noise; it observes "
+                f"{', '.join(terms)}."
+            )
+        noise = [
+            self._widths.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
+        ]
+        sensed = [name in self._widths for name, size in self.terms.items() for _ in range(size)]
+        self._noise = self.cfg.noise * torch.tensor(noise, device=self._home)
+        self._noisy = bool((self._noise > 0).any())
+        size = len(noise)
+        self._frames = Frames(
+            size, torch.tensor(sensed, device=self._home), self.cfg.history, self.cfg.obs_delay
+        )
+        self._buffer = torch.zeros(rows, self._frames.length, size, device=self._home)
+        self._actor_size = size * self.cfg.history
+        self._extra_size = sum(int(value.shape[1]) for value in extra.values())
+        alive = torch.zeros(rows, dtype=torch.bool, device=self._home)
+        self._told = [f"reward_{name}" for name in self.task.reward(now, alive)]
+        self._told += [*self.task.info(now), "exploded"]
+        critic = self._actor_size + self._extra_size
+        self._parts = {
+            "actor": (rows, self._actor_size),
+            "critic": (rows, critic),
+            "next_actor": (rows, self._actor_size),
+            "next_critic": (rows, critic),
+            "reward": (rows,),
+            "told": (len(self._told), rows),
+        }
+        self._flat = torch.zeros(
+            sum(int(np.prod(shape)) for shape in self._parts.values()), device=self._home
+        )
+        self._flags = torch.zeros(2, rows, dtype=torch.bool, device=self._home)
+        self.spec = EnvSpec(
+            name=f"{self.robot.name}-{self.task.name}",
+            num_envs=rows,
+            obs_shape=(self._actor_size,),
+            action=Continuous(self.built.num_joints),
+            device=device,
+            critic_shape=(critic,) if self._extra_size else None,
+            critic_prefix=self._actor_size if self._extra_size else 0,
+            episode_length=self.task.episode_length,
+            step_seconds=self.dt,
+        )
+
+    def _pack(self, state: State) -> Tensor:
+        return torch.cat([state[name] for name in self._slices], 1)
+
+    def _unpack(self, packed: Tensor) -> State:
+        return {name: packed[:, part] for name, part in self._slices.items()}
+
+    # -- one vec step
+
+    def _act(self) -> None:
+        """A."""
+        torch.clamp(self._given, -1.0, 1.0, out=self._action)
+        executed, changed = self._conditions.act(self._action, self._state)
+        for name, value in changed.items():
+            self._state[name].copy_(value)
+        torch.addcmul(self._offset, executed, self._scale, out=self.engine.control)
+        if "push" in self._state:
+            self.engine.kick(self._state["push"])
+
+    def _finish(self) -> None:
+        """C."""
+        engine, task = self.engine, self.task
+        clock = self._clock + 1
+        draw = Draw(keys_of(self._key, self._episode, clock), self._step_draws)
+        now = self._moment(engine.qpos, engine.qvel, engine.sensor, self._state)
+        now.state = now.state | task.after(now)
+        buffer = self._frames.push(self._buffer, self._frame(now, draw))
+        actor, critic = self._obs_of(buffer, now)
+        steady = engine.qvel.abs().amax(1) < FASTEST  # NaN is not
+        exploded = ~(steady & engine.sensor.sum(1).isfinite())
+        terminated = task.terminated(now) | exploded
+        truncated = (clock >= task.episode_length) & ~terminated
+        ended = terminated | truncated
+        terms = torch.stack([*task.reward(now, terminated).values()])  # [K, N]
+        told = torch.stack([*task.info(now).values(), exploded.float()])
+        told = torch.cat([terms, told])
+        reward = task.total(terms)
+        state = now.state | task.advance(now, draw)
+        state |= self._conditions.advance(state, self._action, clock, draw)
+        self._step_draws = max(self._step_draws, draw.used)
+        # An explosion must not put a NaN into a replay buffer.
+        actor, critic = actor.nan_to_num(0.0, 0.0, 0.0), critic.nan_to_num(0.0, 0.0, 0.0)
+        reward, told = reward.masked_fill(exploded, 0.0), told.nan_to_num(0.0, 0.0, 0.0)
+        new_actor, new_critic, packed = actor, critic, self._pack(state)
+        if self._on_gpu or bool(ended.any()):  # to ask costs nothing on a CPU
+            new_actor, new_critic, packed, buffer = self._restarted(
+                ended, state, packed, buffer, actor, critic
+            )
+        self._packed.copy_(packed)
+        self._buffer.copy_(buffer)
+        self._clock.copy_(clock.masked_fill(ended, 0))
+        self._episode += ended
+        pieces = (new_actor, new_critic, actor, critic, reward, told)
+        torch.cat([piece.flatten() for piece in pieces], out=self._flat)
+        torch.stack([terminated, truncated], out=self._flags)
+
+    def _restarted(
+        self,
+        ended: Tensor,
+        state: State,
+        packed: Tensor,
+        buffer: Tensor,
+        actor: Tensor,
+        critic: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """New episodes where one ended: observations, packed state and frames with those rows replaced."""
+        row, first_buffer, begun, first_actor, first_critic = self._begin(state)
+        self.engine.restart(ended, row)
+        self.engine.vary(ended, begun)
+        chosen = ended[:, None]
+        return (
+            torch.where(chosen, first_actor, actor),
+            torch.where(chosen, first_critic, critic),
+            torch.where(chosen, self._pack(begun), packed),
+            torch.where(chosen[:, :, None], first_buffer, buffer),
+        )
+
+    def _begin(self, before: State | None) -> tuple[Tensor, Tensor, State, Tensor, Tensor]:
+        """The next episode of every robot: number of its start, frames, state and observations."""
+        draw = Draw(keys_of(self._key, self._episode + 1, 0), self._begin_draws)
+        row = (draw.uniform(1)[:, 0] * len(self._starts[0])).long()
+        state = self._state_of(draw, before)
+        now = self._moment(*self._starts_of(row), state)
+        now.action = torch.zeros_like(now.action)
+        buffer = self._frames.first(self._frame(now, draw))
+        self._begin_draws = max(self._begin_draws, draw.used)
+        actor, critic = self._obs_of(buffer, now)
+        return row, buffer, state, actor, critic
+
+    def _state_of(self, draw: Draw, before: State | None) -> State:
+        """Of an episode that begins: of the conditions, of the robot itself, and of the task."""
+        varied = self.engine.varied
+        robot = {} if varied is None else varied.begin(draw)
+        return self._conditions.begin(draw) | robot | self.task.begin(draw, before)
+
+    def _starts_of(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qpos, qvel, sensor = self._starts
+        return qpos[row], qvel[row], sensor[row]
+
+    def _moment(self, qpos: Tensor, qvel: Tensor, sensor: Tensor, state: State) -> Now:
+        built = self.built
+        return Now(
+            qpos=qpos,
+            qvel=qvel,
+            sensor={name: sensor[:, part] for name, part in built.sensors.items()},
+            joint_pos=qpos[:, self._q],
+            joint_vel=qvel[:, self._v],
+            action=self._action,
+            last_action=state["last_action"],
+            state=state,
+        )
+
+    def _frame(self, now: Now, draw: Draw) -> Tensor:
+        """[N, D]: one observation of the policy, with its noise."""
+        frame = torch.cat([*self.task.observe(now).values()], 1)
+        if not self._noisy:
+            return frame
+        return torch.addcmul(frame, draw.uniform(frame.shape[1], -1.0, 1.0), self._noise)
+
+    def _obs_of(self, buffer: Tensor, now: Now) -> tuple[Tensor, Tensor]:
+        actor = self._frames.seen(buffer, now.state.get("obs_delay"))
+        if not self._extra_size:
+            return actor, actor
+        return actor, torch.cat([actor, *self.task.privileged(now).values()], 1)
+
+    def _make_run(self) -> Callable[[], None]:
+        execution, exact = self.physics.execution, self.physics.deterministic
+        if execution == "recorded" and (exact or not self._on_gpu):
+            raise UserError(
+                "recorded execution needs the engine 'warp' on a GPU, and excludes deterministic."
+            )
+        if execution == "eager" or exact or not self._on_gpu:
+            return self._vec_step
+        from fleetfoot.envs.robot.record import record
+        from fleetfoot.envs.robot.warp import WarpEngine
+
+        assert isinstance(self.engine, WarpEngine)
+        return record(self, self.engine)
+
+    def _forget(self) -> None:
+        """As if nothing had happened yet."""
+        self._episode.fill_(-1)
+        self._begun = False
+        self.engine.forget()
+
+    def _vec_step(self) -> None:
+        self._act()
+        self.engine.advance()
+        self._finish()
+
+    # -- the contract
+
+    @torch.no_grad()
+    def reset(self) -> Obs:
+        before = self._state if self._begun else None
+        row, buffer, state, actor, critic = self._begin(before)
+        everyone = torch.ones_like(row, dtype=torch.bool)
+        self.engine.restart(everyone, row)
+        self.engine.vary(everyone, state)
+        self._packed.copy_(self._pack(state))
+        self._buffer.copy_(buffer)
+        self._clock.zero_()
+        self._episode += 1
+        self._count, self._begun = 0, True
+        pieces = (actor, critic, actor, critic)
+        self._flat[: sum(piece.numel() for piece in pieces)] = torch.cat(
+            [piece.flatten() for piece in pieces]
+        )
+        return self._handed_out()[0]
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> Step:
+        self._require_reset()
+        if action.shape != self._given.shape:
+            expected = tuple(self._given.shape)
+            raise UserError(f"actions must have shape {expected}, not {tuple(action.shape)}")
+        self._given.copy_(action.detach())
+        if not self._on_gpu and bool(self._given.isnan().any()):
+            raise UserError(
+                "an action is NaN: the policy has diverged; lower the learning rate or clip its gradients"
+            )
+        self._run()
+        self._count += 1
+        self.engine.check()
+        obs, next_obs, reward, told = self._handed_out()
+        terminated, truncated = self._flags.to(self.spec.device, copy=True).unbind(0)
+        info = {}
+        if not self._on_gpu or self._count % LOG_EVERY == 0:
+            info = {f"env/{name}": row for name, row in zip(self._told, told, strict=True)}
+        return Step(obs, next_obs, reward, terminated, truncated, info)
+
+    def _handed_out(self) -> tuple[Obs, Obs, Tensor, Tensor]:
+        """Copies of the outputs, which the next step overwrites: one copy for all of them."""
+        flat = self._flat.to(self.spec.device, copy=True)
+        found, begin = {}, 0
+        for name, shape in self._parts.items():
+            size = int(np.prod(shape))
+            found[name] = flat[begin : begin + size].view(shape)
+            begin += size
+        if not self._extra_size:
+            found["critic"], found["next_critic"] = found["actor"], found["next_actor"]
+        obs = Obs(found["actor"], found["critic"])
+        return obs, Obs(found["next_actor"], found["next_critic"]), found["reward"], found["told"]
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = {
+            "episode": self._episode,
+            "clock": self._clock,
+            "state": self._packed,
+            "frames": self._buffer,
+            "outputs": self._flat,
+            **self.engine.state_dict(),
+        }
+        copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+        return {"name": self.spec.name, "seed": self._seed, "count": self._count, **copies}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        if state.get("name") != self.spec.name:
+            raise UserError(f"this saved state is of {state.get('name')!r}, not {self.spec.name!r}")
+        if len(state["clock"]) != self.spec.num_envs:
+            raise UserError(
+                f"this saved state is of {len(state['clock'])} robots; build as many, not {self.spec.num_envs}"
+            )
+        mine = {
+            "episode": self._episode,
+            "clock": self._clock,
+            "state": self._packed,
+            "frames": self._buffer,
+            "outputs": self._flat,
+        }
+        for name, value in mine.items():
+            if state[name].shape != value.shape:
+                raise UserError(
+                    f"this saved state has other conditions or another task: {name} has shape "
+                    f"{tuple(state[name].shape)}, not {tuple(value.shape)}"
+                )
+        if self.cfg.randomise.anything and state["seed"] != self._seed:
+            raise UserError(
+                f"this saved state is of robots randomised with seed {state['seed']}; build with that seed"
+            )
+        for name, value in mine.items():
+            value.copy_(state[name])
+        self.engine.load_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
+        self.engine.vary(torch.ones_like(self._clock, dtype=torch.bool), self._state)
+        if state["seed"] != self._seed:
+            self._take_seed(int(state["seed"]))
+        self._count, self._begun = int(state["count"]), True
+        return self._handed_out()[0]
+
+    def _take_seed(self, seed: int) -> None:
+        """Draw as the environments that were saved would have: their keys and their start states."""
+        self._seed = seed
+        self._key.copy_(env_keys(seed, len(self._key), self._home))
+        starts = make_starts(self.built, self.task, seed)
+        for mine, theirs in zip(self._starts, starts.on(self._home), strict=True):
+            mine.copy_(theirs)
+        self.engine.take_starts(starts)
+
+    def render(self, index: int = 0) -> NDArray[np.uint8]:
+        if not 0 <= index < self.spec.num_envs:
+            raise UserError(
+                f"there is no environment {index}; they are 0 to {self.spec.num_envs - 1}"
+            )
+        self._require_reset()
+        if self._renderer is None:
+            looks = self.robot.build(self.physics.timestep, looks=True)
+            self._renderer = Renderer(looks.model, *self._look_size, self.robot.view)
+        qpos, qvel = (t[index].double().cpu().numpy() for t in (self.engine.qpos, self.engine.qvel))
+        return self._renderer.picture(qpos, qvel)
+
+    def close(self) -> None:
+        self.engine.close()
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def describe(self) -> dict[str, Any]:
+        """What whoever runs a policy elsewhere must know, as JSON values."""
+        noise = self._widths
+        return {
+            **self.built.describe(),
+            "task": self.task.name,
+            "control_hz": 1.0 / self.dt,
+            "timestep": self.physics.timestep,
+            "substeps": self.physics.substeps,
+            "observation": [
+                {"name": name, "size": size, "noise": noise.get(name, 0.0), "sensed": name in noise}
+                for name, size in self.terms.items()
+            ],
+            "history": self.cfg.history,
+            "commands": {name: list(bounds) for name, bounds in self.task.commands().items()},
+        }
+
+    def _require_reset(self) -> None:
+        if not self._begun:
+            raise UserError("call reset() first: no episode has begun")
+
+
+def _columns(wanted: NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """An index for these columns: a slice where they lie side by side, as they do in most robots."""
+    if (np.diff(wanted) == 1).all():
+        return slice(int(wanted[0]), int(wanted[-1]) + 1)
+    return torch.from_numpy(wanted).to(device)

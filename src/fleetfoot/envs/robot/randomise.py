@@ -1,0 +1,243 @@
+"""Robots that differ: friction, masses, centres of mass, gains and the like, drawn for each robot.
+
+Robot i depends on (seed, i) alone, and is the same in both engines: numbers are drawn here, written into a copy of
+the MuJoCo model, and MuJoCo computes what follows from them (`mj_setConst`). The CPU engine keeps a model per robot;
+the GPU engine is given the rows of the fields that differ.
+
+Friction, gains and strength can be drawn anew for each episode (`Varied`): nothing follows from them. Everything else
+stays with its robot, since what follows from a mass costs too much to compute for each restart.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeAlias
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetfoot.config import part
+from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.robot.robot import Array, Built
+from fleetfoot.errors import UserError
+
+Range: TypeAlias = tuple[float, float]
+
+# Fields of a model that randomisation may change, and those that follow from them.
+FIELDS = (
+    *("geom_friction", "pair_friction", "body_mass", "body_inertia", "body_ipos", "qpos0"),
+    *("dof_frictionloss", "dof_armature", "dof_damping", "actuator_gainprm", "actuator_biasprm"),
+    *("actuator_forcerange", "jnt_actfrcrange", "body_subtreemass", "body_invweight0"),
+    *("dof_invweight0", "actuator_acc0"),
+)
+
+BY_EPISODE = ("friction", "kp", "kd", "strength")
+
+
+@part
+class RandomiseConfig:
+    """Ranges to draw from, uniformly; None: as in the model. Each robot keeps its own, but for `every_episode`."""
+
+    friction: Range | None = None  # sliding friction of the floor
+    mass: Range | None = None  # a factor for each link, on its mass and inertia
+    base_mass: Range | None = None  # kg added to the base
+    base_com: Range | None = None  # metres added to its centre of mass, each axis
+    kp: Range | None = None  # a factor for each servo's stiffness
+    kd: Range | None = None  # a factor for each joint's damping
+    strength: Range | None = None  # a factor for each joint's largest torque
+    joint_friction: Range | None = None  # a factor for each joint
+    armature: Range | None = None  # a factor for each joint
+    joint_zero: Range | None = None  # radians by which each joint's zero is off
+    every_episode: bool = False  # friction, kp, kd and strength are drawn anew for each episode
+
+    def __post_init__(self) -> None:
+        factors = ("friction", "mass", "kp", "kd", "strength", "joint_friction", "armature")
+        for name in (*factors, "base_mass", "base_com", "joint_zero"):
+            bounds = getattr(self, name)
+            if bounds is None:
+                continue
+            if (
+                len(bounds) != 2
+                or not bounds[0] <= bounds[1]
+                or (name in factors and bounds[0] < 0)
+            ):
+                raise UserError(
+                    f"env.conditions.randomise.{name} must be two numbers, low <= high, "
+                    f"{'not below 0, ' if name in factors else ''}not {bounds}."
+                )
+
+    @property
+    def anything(self) -> bool:
+        return self != RandomiseConfig(every_episode=self.every_episode)
+
+    @property
+    def by_episode(self) -> dict[str, Range]:
+        """What is drawn anew for each episode, and from which range."""
+        if not self.every_episode:
+            return {}
+        ranges = {name: getattr(self, name) for name in BY_EPISODE}
+        return {name: bounds for name, bounds in ranges.items() if bounds is not None}
+
+
+class Randomiser:
+    """Writes the numbers of robot i into a copy of the model."""
+
+    def __init__(self, cfg: RandomiseConfig, robot: Built, num_envs: int, seed: int) -> None:
+        self.cfg, self.robot, self.num_envs = cfg, robot, num_envs
+        cpu = torch.device("cpu")
+        keys = keys_of(env_keys(seed, num_envs, cpu), torch.full((num_envs,), -2), 0)
+        joints, bodies = robot.num_joints, int(robot.model.nbody)
+        draw = Draw(keys)
+        # Every number is drawn, wanted or not, so that one range does not change what another one gives.
+        self.units = {
+            "friction": draw.uniform(1),
+            "mass": draw.uniform(bodies),
+            "base_mass": draw.uniform(1),
+            "base_com": draw.uniform(3),
+            "kp": draw.uniform(joints),
+            "kd": draw.uniform(joints),
+            "strength": draw.uniform(joints),
+            "joint_friction": draw.uniform(joints),
+            "armature": draw.uniform(joints),
+            "joint_zero": draw.uniform(joints),
+        }
+
+    def apply(self, model: mujoco.MjModel, i: int) -> None:
+        """Change the numbers of `model`, a copy, into those of robot i."""
+        robot, base = self.robot, 1
+        if (friction := self._drawn("friction", i)) is not None:
+            self._set_friction(model, float(friction[0]))
+        if (factor := self._drawn("mass", i)) is not None:
+            model.body_mass *= factor
+            model.body_inertia *= factor[:, None]
+        if (extra := self._drawn("base_mass", i)) is not None:
+            model.body_mass[base] += extra[0]
+        if (shift := self._drawn("base_com", i)) is not None:
+            model.body_ipos[base] += shift
+        if (factor := self._drawn("kp", i)) is not None:
+            model.actuator_gainprm[:, 0] *= factor
+            model.actuator_biasprm[:, 1] *= factor
+        if (factor := self._drawn("kd", i)) is not None:
+            model.dof_damping[robot.v] *= factor
+            model.actuator_biasprm[:, 2] *= factor
+        if (factor := self._drawn("strength", i)) is not None:
+            model.actuator_forcerange[:] *= factor[:, None]
+            joints = [model.joint(name).id for name in robot.names]
+            model.jnt_actfrcrange[joints] *= factor[:, None]
+        if (factor := self._drawn("joint_friction", i)) is not None:
+            model.dof_frictionloss[robot.v] *= factor
+        if (factor := self._drawn("armature", i)) is not None:
+            model.dof_armature[robot.v] *= factor
+        if (shift := self._drawn("joint_zero", i)) is not None:
+            model.qpos0[robot.q] += shift
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+
+    def rows(self) -> dict[str, Array]:
+        """[N, ...] of the fields in which robots differ."""
+        base = self.robot.model
+        found: dict[str, list[Array]] = {name: [] for name in FIELDS}
+        for i in range(self.num_envs):
+            own = copy.copy(base)
+            self.apply(own, i)
+            for name, rows in found.items():
+                rows.append(getattr(own, name).copy())
+        stacked = {name: np.stack(rows) for name, rows in found.items()}
+        return {name: rows for name, rows in stacked.items() if (rows != getattr(base, name)).any()}
+
+    def floor_contacts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which geoms and which pairs decide the friction of the floor."""
+        model = self.robot.model
+        floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, self.robot.robot.floor)
+        collide = (model.geom_contype > 0) | (model.geom_conaffinity > 0)
+        return collide, (model.pair_geom1 == floor) | (model.pair_geom2 == floor)
+
+    def _drawn(self, name: str, i: int) -> Array | None:
+        bounds: Range | None = getattr(self.cfg, name)
+        if bounds is None or name in self.cfg.by_episode:
+            return None
+        unit: Array = self.units[name][i].double().numpy()
+        return bounds[0] + (bounds[1] - bounds[0]) * unit
+
+    def _set_friction(self, model: mujoco.MjModel, friction: float) -> None:
+        """Of every contact with the floor, whichever of the two geoms has the say."""
+        geoms, pairs = self.floor_contacts()
+        model.geom_friction[geoms, 0] = friction
+        model.pair_friction[pairs, :2] = friction
+
+
+class Varied:
+    """Fields of the model as they are in one episode: from what was drawn, [N, ...] by name. torch only.
+
+    Each entry is a column of a field: (field, column, values). A field has the shape [N, things, columns], or
+    [N, things] where the column is None.
+    """
+
+    def __init__(self, randomiser: Randomiser, device: torch.device) -> None:
+        robot, model = randomiser.robot, randomiser.robot.model
+        self.ranges = randomiser.cfg.by_episode
+        self.sizes = {name: 1 if name == "friction" else robot.num_joints for name in self.ranges}
+
+        def base(values: Array) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        joints = [model.joint(name).id for name in robot.names]
+        dofs, nv, njnt = robot.v, int(model.nv), int(model.njnt)
+        # Matrices that put numbers of joints [N, U] in their places, since an index may not depend on values.
+        to_dof, to_joint = np.zeros((len(dofs), nv)), np.zeros((len(joints), njnt))
+        to_dof[np.arange(len(dofs)), dofs] = 1.0
+        to_joint[np.arange(len(joints)), joints] = 1.0
+        self.to_dof, self.to_joint = base(to_dof), base(to_joint)
+        self.kp, self.kp_bias = (
+            base(model.actuator_gainprm[:, 0]),
+            base(model.actuator_biasprm[:, 1]),
+        )
+        self.kd, self.kd_bias = base(model.dof_damping), base(model.actuator_biasprm[:, 2])
+        self.force, self.joint_force = base(model.actuator_forcerange), base(model.jnt_actfrcrange)
+        geoms, pairs = randomiser.floor_contacts()
+        self.geoms, self.pairs = (torch.tensor(mask, device=device) for mask in (geoms, pairs))
+        self.geom_friction = base(model.geom_friction[:, 0])
+        self.pair_friction = base(model.pair_friction[:, :2])
+
+    def begin(self, draw: Draw) -> dict[str, Tensor]:
+        """What is drawn for an episode, as state."""
+        return {
+            f"drawn_{name}": draw.uniform(self.sizes[name], *bounds)
+            for name, bounds in self.ranges.items()
+        }
+
+    def columns(self, state: dict[str, Tensor]) -> list[tuple[str, int | None, Tensor]]:
+        found: list[tuple[str, int | None, Tensor]] = []
+        if "drawn_friction" in state:
+            drawn = state["drawn_friction"]  # [N, 1]
+            value = torch.where(self.geoms, drawn, self.geom_friction)
+            found.append(("geom_friction", 0, value))
+            if len(self.pairs):
+                found += [
+                    ("pair_friction", k, torch.where(self.pairs, drawn, self.pair_friction[:, k]))
+                    for k in (0, 1)
+                ]
+        if "drawn_kp" in state:
+            drawn = state["drawn_kp"]
+            found.append(("actuator_gainprm", 0, self.kp * drawn))
+            found.append(("actuator_biasprm", 1, self.kp_bias * drawn))
+        if "drawn_kd" in state:
+            drawn = state["drawn_kd"]
+            change = 1.0 + (drawn - 1.0) @ self.to_dof  # 1 where there is no actuator
+            found.append(("dof_damping", None, self.kd * change))
+            found.append(("actuator_biasprm", 2, self.kd_bias * drawn))
+        if "drawn_strength" in state:
+            drawn = state["drawn_strength"]
+            change = 1.0 + (drawn - 1.0) @ self.to_joint
+            for k in (0, 1):
+                found.append(("actuator_forcerange", k, self.force[:, k] * drawn))
+                found.append(("jnt_actfrcrange", k, self.joint_force[:, k] * change))
+        return found
+
+    def fields(self) -> set[str]:
+        """Names of the fields that change."""
+        one = {f"drawn_{name}": torch.ones(1, size) for name, size in self.sizes.items()}
+        one = {name: value.to(self.kp.device) for name, value in one.items()}
+        return {field for field, _, _ in self.columns(one)}

@@ -1,0 +1,101 @@
+"""What robots are to do, written once in torch for every engine.
+
+A task is a class with the methods below. Each gets a `Now`, in which row i is robot i, and returns new tensors. Four
+rules keep it exact everywhere, and let the whole vec step be recorded as a CUDA graph:
+
+1. Treat rows independently, and keep nothing between calls but the task's state.
+2. Take random numbers from `draw` alone, and always the same number of them.
+3. Never ask a tensor for its value (`.item()`, `if tensor`, `nonzero`, a mask as an index): choose with `torch.where`.
+4. Make constant tensors in `bind`, on its device.
+
+One vec step, in this order:
+
+    actions -> physics -> after -> observe, privileged -> terminated -> reward -> advance -> begin, if an episode ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fleetfoot.envs.counter import Draw
+from fleetfoot.envs.robot.robot import Built
+
+State: TypeAlias = dict[str, Tensor]  # [N, size] float32 each, by name
+
+
+@dataclass
+class Now:
+    """One moment of N robots. Never write to these tensors."""
+
+    qpos: Tensor  # [N, nq]
+    qvel: Tensor  # [N, nv]
+    sensor: Mapping[str, Tensor]  # [N, size], by name
+    joint_pos: Tensor  # [N, U] in the order of the actions
+    joint_vel: Tensor  # [N, U]
+    action: Tensor  # [N, U] in [-1, 1], the newest; zero where an episode begins
+    last_action: Tensor  # [N, U] the one before
+    state: State  # of the task
+
+
+class Task:
+    """A task in which nothing happens: derive from it, and say what your robot sees and what it is paid for."""
+
+    name = "task"
+    episode_length = 1000  # control steps until truncation
+    # Uniform noise of a training robot's senses: half its width, by the name of the observation. Named here: it is
+    # sensed, and comes late where observations are delayed.
+    noise: Mapping[str, float] = {}
+
+    def bind(self, robot: Built, dt: float, device: torch.device) -> None:
+        """Before anything else: make constants. `dt`: seconds of a control step."""
+        self.robot, self.dt, self.device = robot, dt, device
+        self.pose = torch.tensor(robot.pose, dtype=torch.float32, device=device)  # [U]
+
+    def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
+        """First positions and velocities, from rows of the standing pose at rest (float64, on the CPU)."""
+        return qpos, qvel
+
+    def begin(self, draw: Draw, before: State | None) -> State:
+        """The state at the beginning of an episode. `before`: at the end of the last one, or None for the first."""
+        return {}
+
+    def after(self, now: Now) -> State:
+        """What of the state changes with the physics, before anything else looks at it."""
+        return {}
+
+    def observe(self, now: Now) -> dict[str, Tensor]:
+        """What the policy sees, [N, size] by name, in this order. Noise comes later."""
+        return {"joint_pos": now.joint_pos - self.pose, "joint_vel": now.joint_vel}
+
+    def privileged(self, now: Now) -> dict[str, Tensor]:
+        """What the critic sees besides, [N, size] by name. Empty: it sees what the policy sees."""
+        return {}
+
+    def terminated(self, now: Now) -> Tensor:
+        """[N] bool: the task itself has ended."""
+        return torch.zeros_like(now.qpos[:, 0], dtype=torch.bool)
+
+    def reward(self, now: Now, terminated: Tensor) -> dict[str, Tensor]:
+        """Its terms [N] by name, weighted: they are summed, and they are in the log."""
+        raise NotImplementedError
+
+    def total(self, terms: Tensor) -> Tensor:
+        """[N] from the weighted terms [K, N]."""
+        return terms.sum(0)
+
+    def advance(self, now: Now, draw: Draw) -> State:
+        """What of the state changes for the next step."""
+        return {}
+
+    def info(self, now: Now) -> dict[str, Tensor]:
+        """More numbers [N] for the log, by name."""
+        return {}
+
+    def commands(self) -> dict[str, tuple[float, float]]:
+        """What a person may ask of the robot while a policy drives it: ranges, by name, in the order of `command`."""
+        return {}

@@ -1,0 +1,205 @@
+"""A learned model of an environment: what follows an observation and an action, the reward, and whether the task ends.
+
+Observations and actions are vectors [..., D] and [..., A]; discrete actions come as one-hot vectors, and pictures as
+the latent vectors of an encoder. Raw numbers go in and come out: the model standardises its inputs and its targets
+itself, with running statistics (`observe`). One network gives y; a second one, which reads the predicted next_obs as
+well, gives r and c. Ends are usually a matter of where a step leads, and two networks learn both sooner than one.
+
+    (1)  next_obs = obs + mean_change + std_change y   (predict = "delta"),  or  mean + std y   ("absolute")
+    (2)  reward = mean_reward + std_reward r,  or the mean of a distribution over `reward_values`
+    (3)  P(the task goes on) = sigmoid(c); a time limit is no end of the task, and the model never hears of one
+    (4)  loss = mean over L steps of |(predicted - true next_obs) / std|^2 / D + reward loss + cross-entropy of (3),
+
+where the model is fed its own predictions (`Windows`): it learns to be right after several steps, and gradients flow
+through all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fleetfoot.config import part
+from fleetfoot.data import Loss
+from fleetfoot.errors import UserError
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import NetworkConfig
+from fleetfoot.nn.normalize import RunningNorm
+
+
+class Prediction(NamedTuple):
+    """One imagined step."""
+
+    next_obs: Tensor  # [..., D]
+    reward: Tensor  # [...]
+    continues: Tensor  # [...] probability that the task goes on
+
+
+Model = Callable[[Tensor, Tensor], Prediction]
+"""(obs, action) -> what follows: a `WorldModel`, or a simulator that stands in for one."""
+
+
+class Windows(NamedTuple):
+    """Stretches of L transitions that follow one another, time first."""
+
+    obs: Tensor  # [B, D] where they begin
+    action: Tensor  # [L, B, A]
+    next_obs: Tensor  # [L, B, D]
+    reward: Tensor  # [L, B]
+    terminated: Tensor  # [L, B] bool
+    counts: Tensor  # [L, B] bool: this transition belongs to the episode of the first one
+    known: Tensor  # [L, B] bool: it does, and `next_obs` is the true one
+
+
+class OpenLoop(NamedTuple):
+    """How good predictions are that are made from predictions."""
+
+    error: Tensor  # [L] root of the mean squared error after 1..L steps, in standard deviations of the observations
+    unchanged: Tensor  # [L] the same of a model that says that nothing changes
+
+    @property
+    def unexplained(self) -> Tensor:
+        """The share of all changes, over the L steps together, that the model does not predict."""
+        return self.error.square().sum() / self.unchanged.square().sum().clamp(min=1e-12)
+
+
+@part
+class WorldModelConfig:
+    """A world model of two networks."""
+
+    predict: Literal["delta", "absolute"] = "delta"
+    """Predict the change of the observation, or the next observation itself."""
+    reward_values: tuple[float, ...] = ()
+    """The rewards there are, where they are few: the model predicts their probabilities. None: a number."""
+    net: NetworkConfig = MLPConfig(hidden=(128, 128))
+    """From observation and action to the next observation, and with that to reward and continuation."""
+
+    def __post_init__(self) -> None:
+        if self.predict not in ("delta", "absolute"):
+            raise UserError(f"predict must be delta or absolute, not {self.predict!r}.")
+        if len(self.reward_values) == 1:
+            raise UserError("reward_values needs at least two rewards, or none.")
+
+    def build(self, obs_size: int, action_size: int) -> WorldModel:
+        return WorldModel(self, obs_size, action_size)
+
+
+class WorldModel(nn.Module):
+    """(obs [..., D], action [..., A]) -> `Prediction`."""
+
+    reward_values: Tensor
+
+    def __init__(self, cfg: WorldModelConfig, obs_size: int, action_size: int):
+        super().__init__()
+        self.cfg, self.obs_size = cfg, obs_size
+        self.obs_norm = RunningNorm((obs_size,), eps=1e-3)
+        self.change_norm = RunningNorm((obs_size,), eps=1e-3)
+        self.reward_norm = RunningNorm((), eps=1e-3)
+        self.register_buffer("reward_values", torch.tensor(cfg.reward_values), persistent=False)
+        self.transition = cfg.net.build(obs_size + action_size, obs_size)
+        outcomes = max(1, len(cfg.reward_values)) + 1
+        self.outcome = cfg.net.build(obs_size + action_size + obs_size, outcomes)
+
+    def observe(self, obs: Tensor, reward: Tensor, next_obs: Tensor) -> None:
+        """Take transitions [B, ...] into the statistics, each once."""
+        self.obs_norm.update(obs)
+        self.change_norm.update(next_obs - obs)
+        self.reward_norm.update(reward)
+
+    def forward(self, obs: Tensor, action: Tensor) -> Prediction:
+        next_obs, reward, continues = self._outputs(obs, action)
+        return Prediction(next_obs, self._reward(reward), continues.sigmoid())
+
+    def loss(self, windows: Windows) -> Loss:
+        """(4), over all transitions that count."""
+        obs, norm = windows.obs.float(), self._target_norm
+        errors: list[Tensor] = []
+        for step in range(len(windows.action)):
+            obs, reward, continues = self._outputs(obs, windows.action[step])
+            error = ((obs - windows.next_obs[step]) * norm.scale).square().mean(-1)
+            ends = windows.terminated[step].float()
+            end_loss = F.binary_cross_entropy_with_logits(continues, 1.0 - ends, reduction="none")
+            reward_loss = self._reward_loss(reward, windows.reward[step])
+            errors.append(torch.stack([error, reward_loss, end_loss]))
+        counts = windows.counts.float()
+        weight = torch.stack([windows.known.float(), counts, counts], 1)  # [L, 3, B]
+        each = (torch.stack(errors) * weight).sum((0, 2)) / weight.sum((0, 2)).clamp(min=1.0)
+        names = ("model/obs_loss", "model/reward_loss", "model/end_loss")
+        return Loss(each.sum(), dict(zip(names, each.detach().unbind(), strict=True)))
+
+    @torch.no_grad()
+    def open_loop(self, windows: Windows) -> OpenLoop:
+        """The errors of predictions made from predictions."""
+        first = obs = windows.obs.float()
+        error, unchanged = [], []
+        for step in range(len(windows.action)):
+            obs = self(obs, windows.action[step]).next_obs
+            true = windows.next_obs[step]
+            error.append(((obs - true) * self.obs_norm.scale).square().mean(-1))
+            unchanged.append(((first - true) * self.obs_norm.scale).square().mean(-1))
+        known = windows.known.float()
+        rows = known.sum(-1).clamp(min=1.0)
+
+        def rms(squares: list[Tensor]) -> Tensor:
+            return ((torch.stack(squares) * known).sum(-1) / rows).sqrt()
+
+        return OpenLoop(rms(error), rms(unchanged))
+
+    @property
+    def _target_norm(self) -> RunningNorm:
+        return self.change_norm if self.cfg.predict == "delta" else self.obs_norm
+
+    def _outputs(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(1), and what the second network says of the reward [..., R] and of the continuation [...]."""
+        inputs, norm = torch.cat([self.obs_norm(obs), action], -1), self._target_norm
+        next_obs = self.transition(inputs).float() / norm.scale + norm.shift
+        if self.cfg.predict == "delta":
+            next_obs = obs + next_obs
+        # Without a gradient: where a step leads is learned from where it led.
+        leads_to = self.obs_norm(next_obs.detach())
+        out = self.outcome(torch.cat([inputs, leads_to], -1)).float()
+        return next_obs, out[..., :-1], out[..., -1]
+
+    def _reward(self, out: Tensor) -> Tensor:
+        """(2)"""
+        if self.cfg.reward_values:
+            return (out.softmax(-1) * self.reward_values).sum(-1)
+        return out.squeeze(-1) / self.reward_norm.scale + self.reward_norm.shift
+
+    def _reward_loss(self, out: Tensor, reward: Tensor) -> Tensor:
+        if self.cfg.reward_values:
+            which = (reward.unsqueeze(-1) - self.reward_values).abs().argmin(-1, keepdim=True)
+            return -out.log_softmax(-1).gather(-1, which).squeeze(-1)
+        return (out.squeeze(-1) - self.reward_norm(reward)).square()
+
+
+@torch.no_grad()
+def imagined_returns(
+    model: Model,
+    obs: Tensor,
+    action: Tensor,
+    choose: Callable[[Tensor, int], Tensor],
+    value: Callable[[Tensor], Tensor],
+    *,
+    horizon: int,
+    gamma: float,
+) -> Tensor:
+    """[horizon, ...]: the return of `action` in `obs` over 1..horizon imagined steps, with the value of what follows.
+
+    `choose(obs, step)` gives the action of each later step. Whether the task has ended is not drawn: every reward
+    counts with the probability that it has not.
+    """
+    returns = []
+    total, alive = torch.zeros(obs.shape[:-1], device=obs.device), 1.0
+    for step in range(horizon):
+        obs, reward, continues = model(obs, action)
+        total = total + alive * reward
+        alive = alive * gamma * continues
+        returns.append(total + alive * value(obs))
+        if step + 1 < horizon:
+            action = choose(obs, step + 1)
+    return torch.stack(returns)

@@ -1,0 +1,95 @@
+"""Recipes of the many-actions policy gradient (DAA, published as MBMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fleetfoot.agents.daa import DAAConfig
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import FromPolicyConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.world_model import WorldModelConfig
+from fleetfoot.optim import AdamConfig
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.rollouts import RolloutConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
+
+
+def pendulum() -> Recipe:
+    """100,000 steps of the tensor pendulum, in which N and H have grown after 15,000. Small networks, as for PPO."""
+    net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
+    return Recipe(
+        name="daa/pendulum",
+        env=TensorConfig(task="pendulum"),
+        agent=DAAConfig(
+            start_env_steps=4_096,
+            model_steps=320,
+            first_model_steps=1_280,
+            normalize_advantage=True,
+            value_clip=None,
+            tanh_mean=False,
+            normalize_obs=True,
+            policy_net=net,
+            critic_net=net,
+            policy_optim=AdamConfig(lr=1e-3, lr_end=1e-4, schedule="linear", max_grad_norm=0.5),
+            model=WorldModelConfig(net=MLPConfig(hidden=(128, 128), activation=("elu",))),
+            model_optim=AdamConfig(lr=1e-3),
+        ),
+        explorer=FromPolicyConfig(),
+        replay=RolloutConfig(length=256),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=512, episodes=32),
+        log=LogConfig(every_vec_steps=256),
+        checkpoint=CheckpointConfig(every_vec_steps=2_560),
+        num_envs=8,
+        total_vec_steps=12_544,
+        gamma=0.9,
+    )
+
+
+def dm_control(name: str, task: str) -> Recipe:
+    """A million steps of one environment, each action held for four, as published. Small networks of a CPU's size would
+    do as well; these are the authors'."""
+    return Recipe(
+        name=f"daa/{name}",
+        env=EnvPoolConfig(task=task, action_repeat=4),
+        agent=DAAConfig(),
+        explorer=FromPolicyConfig(),
+        replay=RolloutConfig(length=2_048),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=10_240, episodes=4),
+        log=LogConfig(every_vec_steps=2_048),
+        checkpoint=CheckpointConfig(every_vec_steps=102_400),
+        num_envs=1,
+        total_vec_steps=250_000,
+    )
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """The same without imagination: PPO with these settings."""
+    assert isinstance(recipe.agent, DAAConfig)
+    return replace(
+        recipe, name=f"{recipe.name}-none", agent=replace(recipe.agent, estimator="none")
+    )
+
+
+RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    "daa/pendulum": ("PPO with imagined actions on the pendulum, 100,000 steps", pendulum),
+    "daa/pendulum-none": (
+        "the same without imagined actions, to compare",
+        lambda: alone(pendulum()),
+    ),
+    "daa/cheetah-run": (
+        "PPO with imagined actions on dm_control's cheetah (EnvPool)",
+        lambda: dm_control("cheetah-run", "CheetahRun-v1"),
+    ),
+    "daa/walker-walk": (
+        "PPO with imagined actions on dm_control's walker (EnvPool)",
+        lambda: dm_control("walker-walk", "WalkerWalk-v1"),
+    ),
+}

@@ -1,0 +1,119 @@
+"""Recipes of the robots that come with the package: on CPU cores, and by the thousands on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fleetfoot.agents.fast_sac import FastSACConfig
+from fleetfoot.agents.fast_td3 import FastTD3Config
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.robot import RobotConfig
+from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
+from fleetfoot.log import LogConfig
+from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.optim import AdamWConfig
+from fleetfoot.pace import PaceConfig
+from fleetfoot.recipe import Recipe
+from fleetfoot.recipes import flash_sac
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
+
+
+def go1() -> Recipe:
+    """Unitree Go1 on a few CPU cores: small networks and batches, few robots, many updates.
+
+    FastSAC, since a policy without entropy (FastTD3) ends at the bounds of its actions here, in a pose that does not
+    fall and does not walk. Rewards are not clipped at zero while training, and tracking counts double.
+    """
+    total_vec_steps = 4_000
+    optim = AdamWConfig(lr=5e-4, lr_end=2e-4, weight_decay=0.001)
+    return Recipe(
+        name="fast_sac/go1",
+        env=RobotConfig(
+            robot="go1",
+            engine="cpu",
+            clip_reward=False,
+            reward=("tracking_lin_vel=2", "tracking_ang_vel=1", "feet_clearance=-0.5", "pose=1"),
+        ),
+        agent=FastSACConfig(
+            v_min=-2.0,
+            v_max=3.0,
+            num_atoms=51,
+            tau=0.02,
+            policy_every=2,
+            alpha=0.005,
+            target_entropy_per_action=-1.0,
+            policy_net=MLPConfig(hidden=(256, 128), head_std=0.01),
+            critic_net=MLPConfig(hidden=(256, 256)),
+            policy_optim=optim,
+            critic_optim=optim,
+            alpha_optim=AdamWConfig(lr=1e-3, weight_decay=0.0),
+        ),
+        explorer=AsSampledConfig(),
+        replay=ReplayConfig(capacity=1_000_000, n_step=3),
+        pace=PaceConfig(updates_per_vec_step=8.0, warmup_vec_steps=20),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=total_vec_steps // 8, episodes=32),
+        log=LogConfig(every_vec_steps=100),
+        checkpoint=CheckpointConfig(every_vec_steps=total_vec_steps // 4),
+        num_envs=64,
+        batch_size=256,
+        total_vec_steps=total_vec_steps,
+        gamma=0.97,
+        device="cpu",
+    )
+
+
+def fast_td3(robot: str, **changes: Any) -> Recipe:
+    """Thousands of robots on one GPU with FastTD3's settings for Playground, but with the native physics."""
+    num_envs, rows = 4_096, 10_240
+    fields: dict[str, Any] = {
+        "name": f"fast_td3/{robot}",
+        "env": RobotConfig(robot=robot, engine="warp"),
+        "agent": FastTD3Config(v_min=-10.0, v_max=10.0),
+        "explorer": NoiseLadderConfig(std_min=0.001, std_max=0.4),
+        "replay": ReplayConfig(capacity=num_envs * rows, storage="bf16"),
+        "pace": PaceConfig(updates_per_vec_step=4.0, warmup_vec_steps=10),
+        "topology": SynchronousConfig(overlap=True),
+        "evaluation": EvaluationConfig(every_vec_steps=3_000, episodes=1_024),
+        "log": LogConfig(every_vec_steps=200),
+        "checkpoint": CheckpointConfig(every_vec_steps=3_000, replay=False),
+        "num_envs": num_envs,
+        "batch_size": 32_768,
+        "total_vec_steps": 15_000,
+        "gamma": 0.97,
+        "device": "cuda",
+        "precision": "bf16",
+    }
+    return Recipe(**(fields | changes))
+
+
+def flash(robot: str) -> Recipe:
+    """FlashSAC's one setting for all robots, with the native physics."""
+    num_envs = 4_096
+    return flash_sac.robots(
+        robot,
+        RobotConfig(robot=robot, engine="warp"),
+        num_envs=num_envs,
+        env_steps=50_000_000,
+        gamma=0.97,
+        topology=SynchronousConfig(overlap=True),
+        evaluation=EvaluationConfig(every_vec_steps=-(-5_000_000 // num_envs), episodes=1_024),
+        log=LogConfig(every_vec_steps=800_000 // num_envs),
+    )
+
+
+NAMES = {"go1": "Unitree Go1", "t1": "Booster T1", "g1": "Unitree G1"}
+RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    "fast_sac/go1": ("Unitree Go1 follows a joystick, on CPU cores", go1),
+    "fast_td3/t1": ("Booster T1 follows a joystick, on one GPU", partial(fast_td3, "t1")),
+    "fast_td3/g1": ("Unitree G1 follows a joystick, on one GPU", partial(fast_td3, "g1")),
+}
+for _robot, _name in NAMES.items():
+    RECIPES[f"flash_sac/{_robot}"] = (
+        f"{_name} follows a joystick, on one GPU",
+        partial(flash, _robot),
+    )

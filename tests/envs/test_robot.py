@@ -1,0 +1,355 @@
+"""Robots on CPU cores: the contract, the options of any robot, and what must hold exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from fleetfoot.envs.check import check_env
+from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.robot import ConditionsConfig, RandomiseConfig, RobotConfig, RobotEnv
+from fleetfoot.envs.robot.conditions import Conditions
+from fleetfoot.envs.robot.cpu import CpuEngine
+from fleetfoot.envs.robot.frames import Frames
+from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.robots import GO1, ROBOTS
+from fleetfoot.envs.robot.terms import SPECS
+from fleetfoot.errors import UserError
+
+CPU = torch.device("cpu")
+HARD = ConditionsConfig(
+    history=3, action_delay=2, obs_delay=1, push_speed=(0.1, 1.0), push_seconds=(0.1, 0.2)
+)
+EVERYTHING = RandomiseConfig(
+    friction=(0.4, 1.0),
+    mass=(0.9, 1.1),
+    base_mass=(-1.0, 1.0),
+    base_com=(-0.05, 0.05),
+    kp=(0.9, 1.1),
+    kd=(0.8, 1.2),
+    strength=(0.9, 1.1),
+    joint_friction=(0.9, 1.1),
+    armature=(1.0, 1.05),
+    joint_zero=(-0.05, 0.05),
+)
+
+
+def build(num_envs: int = 3, seed: int = 0, **fields: object) -> RobotEnv:
+    return RobotConfig(engine="cpu", threads=1, **fields).build(num_envs, seed, CPU)  # type: ignore[arg-type]
+
+
+def actions(rows: int, size: int, steps: int, scale: float = 0.3) -> torch.Tensor:
+    drawn = torch.rand(steps, rows, size, generator=torch.Generator().manual_seed(3))
+    return scale * (2 * drawn - 1)
+
+
+def test_contract() -> None:
+    report = check_env(RobotConfig(engine="cpu", episode_length=9), vec_steps=24, render=False)
+    assert report.truncations > 0
+    assert report.saves_state
+    assert report.spec.obs_shape == (48,)
+    assert report.spec.critic_shape == (123,)
+    assert report.spec.critic_prefix == 48
+
+
+def test_contract_under_hard_conditions() -> None:
+    config = RobotConfig(engine="cpu", episode_length=7, conditions=HARD, curriculum=True)
+    report = check_env(config, vec_steps=20, render=False)
+    assert report.spec.obs_shape == (3 * 48,)
+    assert report.spec.critic_shape == (3 * 48 + 75,)
+
+
+@pytest.mark.parametrize(("robot", "actor", "critic"), [("t1", 85, 180), ("g1", 103, 216)])
+def test_humanoids(robot: str, actor: int, critic: int) -> None:
+    env = build(robot=robot)
+    obs = env.reset()
+    assert obs.actor.shape == (3, actor)
+    assert obs.critic.shape == (3, critic)
+    for action in actions(3, env.built.num_joints, 5):
+        step = env.step(action)
+        assert step.next_obs.critic.isfinite().all()
+        total = sum(row for name, row in step.info.items() if "reward_" in name)
+        lowest = None if robot == "g1" else 0.0
+        wanted = total if lowest is None else torch.clamp(torch.as_tensor(total), min=lowest)
+        torch.testing.assert_close(step.reward, wanted)
+    env.close()
+
+
+def test_physics_is_mujoco_s_own() -> None:
+    """Control steps of the engine and `mj_step` one after the other, warm starts and all: the same positions."""
+    env = build(1, variant="stock", conditions=ConditionsConfig(noise=0.0))
+    env.reset()
+    assert isinstance(env.engine, CpuEngine)
+    data = mujoco.MjData(env.built.model)
+    data.qpos[:], data.qvel[:] = env.engine.sim.qpos()[0], env.engine.sim.qvel()[0]
+    for action in actions(1, 12, 20):
+        env.step(action)
+        data.ctrl[:] = (env._offset + action[0] * env._scale).numpy()
+        mujoco.mj_step(env.built.model, data, 5)
+        np.testing.assert_allclose(env.engine.sim.qpos()[0], data.qpos, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(env.engine.sensor[0], data.sensordata, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("robot", ["go1", "t1", "g1"])
+def test_zero_actions_hold_the_standing_pose(robot: str) -> None:
+    env = build(4, robot=robot, variant="stock", conditions=ConditionsConfig(noise=0.0))
+    env.reset()
+    for _ in range(10):
+        step = env.step(torch.zeros(4, env.built.num_joints))
+    aim = env._offset + torch.zeros(4, env.built.num_joints)
+    assert not step.terminated.any()
+    assert (env.engine.control == aim).all()
+
+
+def test_randomised_robots_depend_on_their_own_seed_alone() -> None:
+    conditions = ConditionsConfig(randomise=EVERYTHING)
+    few, many = build(2, conditions=conditions), build(4, conditions=conditions)
+    few.reset()
+    many.reset()
+    for action in actions(4, 12, 4):
+        one, other = few.step(action[:2]), many.step(action)
+        assert torch.equal(one.next_obs.critic, other.next_obs.critic[:2])
+    plain = build(2)
+    plain.reset()
+    assert not torch.equal(plain.step(action[:2]).next_obs.critic, one.next_obs.critic)
+    saved = few.state_dict()
+    went_on = few.step(action[:2])
+    again = build(2, conditions=conditions)
+    again.load_state_dict(saved)
+    assert torch.equal(again.step(action[:2]).next_obs.critic, went_on.next_obs.critic)
+    with pytest.raises(UserError, match="seed 0"):
+        build(2, 1, conditions=conditions).load_state_dict(saved)
+
+
+def test_robots_that_differ_in_every_episode() -> None:
+    drawn = RandomiseConfig(
+        friction=(0.4, 1.0), kp=(0.9, 1.1), kd=(0.5, 2.0), strength=(0.5, 0.9), every_episode=True
+    )
+    conditions = ConditionsConfig(randomise=drawn)
+    env = build(2, episode_length=2, conditions=conditions)
+    env.reset()
+    zero = torch.zeros(2, 12)
+    model = env.engine.sim.models[0]  # type: ignore[attr-defined]
+    seen = []
+    for _ in range(3):
+        gain, damping = model.actuator_gainprm[:, 0], model.dof_damping
+        assert (gain == -model.actuator_biasprm[:, 1]).all()
+        assert (damping[:6] == 0.0).all()
+        assert 0.25 <= damping[6:].min() < damping[6:].max() <= 1.0
+        assert 0.4 <= model.geom_friction[0, 0] <= 1.0
+        knee = model.actuator_forcerange[2]
+        assert -knee[0] == knee[1] <= 0.9 * 35.55 + 1e-5
+        seen.append(gain.copy())
+        env.step(zero)
+        env.step(zero)
+    assert len({tuple(gains) for gains in seen}) == 3
+    saved = env.state_dict()
+    went_on = env.step(zero)
+    again = build(2, episode_length=2, conditions=conditions)
+    again.load_state_dict(saved)
+    assert torch.equal(again.step(zero).next_obs.critic, went_on.next_obs.critic)
+
+
+def test_one_range_does_not_change_what_another_draws() -> None:
+    sets = [
+        build(1, conditions=ConditionsConfig(randomise=randomise))
+        for randomise in (EVERYTHING, RandomiseConfig(kp=EVERYTHING.kp))
+    ]
+    gains = [env.engine.sim.models[0].actuator_gainprm[:, 0] for env in sets]  # type: ignore[attr-defined]
+    assert (gains[0] == gains[1]).all()
+    assert (gains[0] != 35.0).all()
+
+
+def test_an_exploded_robot_ends_its_episode_and_is_counted() -> None:
+    env, calm = build(3), build(3)
+    env.reset()
+    calm.reset()
+    zero = torch.zeros(3, 12)
+    env.engine.sim.state[1, 25] = 1e6  # type: ignore[attr-defined]
+    step, wanted = env.step(zero), calm.step(zero)
+    assert step.terminated.tolist() == [False, True, False]
+    assert step.info["env/exploded"].tolist() == [0.0, 1.0, 0.0]
+    assert step.reward[1] == 0.0
+    assert step.next_obs.critic.isfinite().all()
+    assert step.obs.critic.isfinite().all()
+    others = torch.tensor([0, 2])
+    assert torch.equal(step.next_obs.critic[others], wanted.next_obs.critic[others])
+    assert env.step(zero).terminated.tolist() == [False, False, False]
+
+
+def test_a_restarted_row_is_a_fresh_episode() -> None:
+    """Episode e of robot i does not depend on how the one before it ended."""
+    short, shorter = build(2, episode_length=4), build(2, episode_length=2)
+    short.reset()
+    shorter.reset()
+    zero = torch.zeros(2, 12)
+    begun = [short.step(zero) for _ in range(4)][-1].obs
+    assert torch.equal(begun.critic, [shorter.step(zero) for _ in range(2)][-1].obs.critic)
+
+
+def test_pushes_change_the_velocity() -> None:
+    conditions = ConditionsConfig(noise=0.0, push_speed=(1.0, 1.0), push_seconds=(0.04, 0.04))
+    env, calm = build(2, conditions=conditions), build(2, conditions=ConditionsConfig(noise=0.0))
+    env.reset()
+    calm.reset()
+    zero = torch.zeros(2, 12)
+    env.step(zero)
+    calm.step(zero)
+    before = env.engine.qvel[:, :2].clone()
+    assert env._state["push"].norm(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    env.step(zero)
+    calm.step(zero)
+    assert ((env.engine.qvel - calm.engine.qvel)[:, :2].norm(dim=1) > 0.3).all()
+    assert not torch.equal(before, env.engine.qvel[:, :2])
+
+
+def test_delayed_actions() -> None:
+    conditions = Conditions(ConditionsConfig(action_delay=2), actions=1, dt=0.02)
+    state = {"action_queue": torch.zeros(3, 3), "action_delay": torch.tensor([[0.0], [1.0], [2.0]])}
+    executed = []
+    for t in (1.0, 2.0, 3.0):
+        action, changed = conditions.act(torch.full((3, 1), t), state)
+        state |= changed
+        executed.append(action[:, 0].tolist())
+    assert executed == [[1.0, 0.0, 0.0], [2.0, 1.0, 0.0], [3.0, 2.0, 1.0]]
+
+
+def test_history_and_delay_of_observations() -> None:
+    frames = Frames(2, torch.tensor([True, False]), history=2, delay=1)
+    buffer = frames.first(torch.tensor([[0.0, 10.0]]))
+    for t in (1.0, 2.0, 3.0):
+        buffer = frames.push(buffer, torch.tensor([[t, 10.0 + t]]))
+    assert frames.seen(buffer, None).tolist() == [[2.0, 12.0, 3.0, 13.0]]
+    late = frames.seen(buffer, torch.ones(1, 1))
+    assert late.tolist() == [[1.0, 12.0, 2.0, 13.0]]  # the second is no sense, and is not late
+
+
+def test_noise_is_of_the_size_that_was_asked_for() -> None:
+    noisy, exact = (
+        build(64, conditions=ConditionsConfig(noise=level)).reset().actor for level in (1.0, 0.0)
+    )
+    gap = (noisy - exact).abs()
+    bounds = {"linvel": 0.1, "gyro": 0.2, "gravity": 0.05, "joint_pos": 0.03, "joint_vel": 1.5}
+    begin = 0
+    for name, size in build(1).terms.items():
+        widest = float(gap[:, begin : begin + size].max())
+        limit = bounds.get(name, 0.0)
+        assert 0.8 * limit <= widest <= limit * 1.0001
+        begin += size
+
+
+def test_curriculum_grows_with_success() -> None:
+    task = Joystick(SPECS["go1"], curriculum=True)
+    task.bind(GO1.build(0.004), 0.02, CPU)
+    level = torch.full((3, 1), 0.5)
+    tracked = torch.tensor([[0.0], [500.0], [900.0]])
+    state = task.begin(Draw(torch.arange(3)), {"level": level, "tracked": tracked})
+    assert state["level"][:, 0].tolist() == pytest.approx([0.4, 0.5, 0.6])
+    assert (state["command"].abs() <= task.largest * state["level"]).all()
+
+
+def test_draws_are_functions_of_their_counters() -> None:
+    keys = keys_of(env_keys(7, 5, CPU), torch.zeros(5, dtype=torch.int64), 3)
+    one, block = Draw(keys), Draw(keys, block=9)
+    for size in (1, 3, 2, 3):
+        assert torch.equal(one.uniform(size), block.uniform(size))
+    assert torch.equal(one.uniform(1), block.uniform(1))  # beyond the block
+    assert torch.equal(Draw(keys[:2]).uniform(9), Draw(keys).uniform(9)[:2])
+    many = Draw(env_keys(1, 1000, CPU)).uniform(200)
+    assert many.min() >= 0.0
+    assert many.max() < 1.0
+    assert abs(float(many.mean()) - 0.5) < 5e-3
+    assert len(set(many.flatten().tolist())) > 190_000
+
+
+def test_evaluation_is_stock() -> None:
+    config = RobotConfig(
+        variant="fast",
+        reward=("action_rate=-1",),
+        clip_reward=False,
+        curriculum=True,
+        episode_length=10,
+        conditions=dataclasses.replace(HARD, randomise=EVERYTHING),
+    )
+    stock = config.for_evaluation()
+    assert stock == RobotConfig(variant="stock", conditions=ConditionsConfig(history=3))
+
+
+def test_descriptions_tell_what_a_real_robot_needs() -> None:
+    env = build(1, variant="stock", conditions=ConditionsConfig(history=2))
+    told = env.describe()
+    assert told["control_hz"] == pytest.approx(50.0)
+    assert [term["name"] for term in told["observation"]] == list(env.terms)
+    assert sum(term["size"] for term in told["observation"]) * told["history"] == 96
+    assert len(told["joints"]) == 12
+    knee = told["joints"][2]
+    assert knee["name"] == "FR_calf_joint"
+    assert (knee["standing"], knee["kp"], knee["kd"]) == (-1.8, 35.0, 0.5)
+    assert knee["max_torque"] == 35.55
+    assert told["commands"]["forward"] == [-1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"robot": "go2"}, "no robot 'go2'. Did you mean go1"),
+        ({"reward": ("lin_vel=1",)}, "no reward term 'lin_vel'"),
+        ({"reward": ("energy",)}, "name=number"),
+        ({"conditions": ConditionsConfig(noise_of=("nose=1",))}, "does not observe 'nose'"),
+        ({"execution": "recorded"}, "needs the engine 'warp' on a GPU"),
+    ],
+)
+def test_mistakes_are_one_line(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as seen:
+        build(**fields)  # type: ignore[arg-type]
+    assert "\n" not in str(seen.value)
+
+
+def test_conditions_refuse_what_makes_no_sense() -> None:
+    with pytest.raises(UserError, match="push_speed"):
+        ConditionsConfig(push_speed=(2.0, 1.0))
+    with pytest.raises(UserError, match=r"randomise\.mass"):
+        RandomiseConfig(mass=(-1.0, 1.0))
+    with pytest.raises(UserError, match="history"):
+        ConditionsConfig(history=0)
+
+
+def test_models_say_what_they_lack() -> None:
+    lost = dataclasses.replace(GO1, standing="sit")
+    with pytest.raises(UserError, match="no keyframe 'sit'"):
+        lost.build(0.004)
+    with pytest.raises(UserError, match="no site 'nose'"):
+        dataclasses.replace(GO1, imu="nose").build(0.004)
+
+
+def test_models_are_small_and_credited() -> None:
+    notice = (next(iter(ROBOTS.values())).model.rsplit("/", 1)[0]) + "/NOTICE.md"
+    with open(notice) as file:
+        text = file.read()
+    for robot in ROBOTS.values():
+        with open(robot.model) as file:
+            model = file.read()
+        assert len(model) < 25_000
+        assert "mesh=" not in model
+        assert robot.model.rsplit("/", 1)[1] in text
+
+
+def test_the_example_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_robot.py"
+    runpy.run_path(str(example), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "the contract holds for wheel-roll" in said
+    assert "\n0 falls" in said
+
+
+def test_the_guide_shows_the_example() -> None:
+    root = Path(__file__).parents[2]
+    source = (root / "examples" / "own_robot.py").read_text()
+    shown = source[source.index("class Roll(Task)") : source.index("def main")].rstrip()
+    assert shown in (root / "docs" / "guides" / "own-robot.md").read_text()

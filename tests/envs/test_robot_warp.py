@@ -1,0 +1,159 @@
+"""Robots in MuJoCo Warp, on Warp's CPU device: the other engine behind the same seam.
+
+Slow: the first run compiles Warp's kernels, which takes minutes on a CPU; they are cached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from fleetfoot.envs.check import check_env
+from fleetfoot.envs.robot import (
+    ConditionsConfig,
+    PhysicsConfig,
+    RandomiseConfig,
+    RobotConfig,
+    RobotEnv,
+)
+from fleetfoot.envs.robot.env import EngineName
+from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.robot import Robot
+from fleetfoot.envs.robot.robots import GO1, T1
+from fleetfoot.envs.robot.terms import SPECS
+from fleetfoot.errors import UserError
+
+pytest.importorskip("mujoco_warp")
+pytestmark = pytest.mark.slow
+CPU = torch.device("cpu")
+
+
+def both(**fields: object) -> tuple[RobotEnv, RobotEnv]:
+    made = [
+        RobotConfig(engine=engine, threads=1, **fields).build(3, 0, CPU)  # type: ignore[arg-type]
+        for engine in ("cpu", "warp")
+    ]
+    return made[0], made[1]
+
+
+def actions(env: RobotEnv, steps: int) -> torch.Tensor:
+    drawn = torch.rand(steps, *env._given.shape, generator=torch.Generator().manual_seed(1))
+    return 0.4 * drawn - 0.2
+
+
+def test_contract() -> None:
+    config = RobotConfig(engine="warp", episode_length=9)
+    report = check_env(config, vec_steps=20, render=False)
+    assert report.truncations > 0
+    assert report.saves_state
+
+
+def test_starts_and_draws_are_those_of_the_cpu_engine() -> None:
+    cpu, warp = both(episode_length=1)
+    assert torch.equal(cpu.reset().critic, warp.reset().critic)
+    zero = torch.zeros_like(cpu._given)
+    assert torch.equal(cpu.step(zero).obs.critic, warp.step(zero).obs.critic)  # a new episode
+    assert torch.equal(cpu._packed, warp._packed)
+
+
+def converging(robot: Robot, conditions: ConditionsConfig) -> tuple[RobotEnv, RobotEnv]:
+    """Both engines with a solver that converges; that of the stock tasks stops after one iteration or three."""
+    with open(robot.model) as file:
+        text = re.sub(r' iterations="\d+" ls_iterations="5"', ' iterations="50"', file.read())
+    assert 'iterations="50"' in text
+    made = []
+    engines: tuple[EngineName, ...] = ("cpu", "warp")
+    for engine in engines:
+        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)
+        task = Joystick(SPECS[robot.name])
+        changed = dataclasses.replace(robot, model=text)
+        env = RobotEnv(changed, task, 3, 0, CPU, physics=physics, conditions=conditions)
+        env.reset()
+        made.append(env)
+    return made[0], made[1]
+
+
+RANDOMISED = ConditionsConfig(
+    noise=0.0,
+    randomise=RandomiseConfig(mass=(0.8, 1.2), kp=(0.8, 1.2), base_com=(-0.05, 0.05)),
+)
+
+
+BY_EPISODE = ConditionsConfig(
+    noise=0.0,
+    randomise=RandomiseConfig(
+        friction=(0.2, 1.0), kp=(0.8, 1.2), kd=(0.5, 1.0), strength=(0.5, 1.0), every_episode=True
+    ),
+)
+
+
+@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED, BY_EPISODE])
+def test_both_engines_agree_in_the_air(conditions: ConditionsConfig) -> None:
+    cpu, warp = converging(T1, conditions)
+    cpu.engine.sim.state[:, 3] += 1.0  # type: ignore[attr-defined]
+    warp.engine.qpos[:, 2] += 1.0
+    action = actions(cpu, 1)[0]
+    one, other = cpu.step(action), warp.step(action)
+    torch.testing.assert_close(cpu.engine.qpos, warp.engine.qpos, rtol=0, atol=1e-4)
+    torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("robot", [GO1, T1])
+def test_both_engines_agree_on_the_ground(robot: Robot) -> None:
+    cpu, warp = converging(robot, ConditionsConfig(noise=0.0))
+    for action in actions(cpu, 2):
+        one, other = cpu.step(action), warp.step(action)
+    torch.testing.assert_close(cpu.engine.qpos, warp.engine.qpos, rtol=0, atol=1e-3)
+    torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-3)
+
+
+def test_recorded_is_eager() -> None:
+    eager, recorded = (
+        RobotConfig(engine="warp", episode_length=4).build(3, 0, CPU) for _ in range(2)
+    )
+    eager.reset()
+    recorded.reset()
+    script = actions(eager, 8)
+    for env in (eager, recorded):
+        env.step(script[0])
+    recorded.engine.record()  # type: ignore[attr-defined]
+    state = eager.state_dict()  # a recording runs nothing, but may leave its mark on a CPU
+    recorded.load_state_dict(state)
+    for action in script[1:]:
+        one, other = eager.step(action), recorded.step(action)
+        assert torch.equal(one.next_obs.critic, other.next_obs.critic)
+        assert torch.equal(one.reward, other.reward)
+        assert torch.equal(one.obs.critic, other.obs.critic)
+
+
+def test_too_little_room_stops_the_run_with_one_line() -> None:
+    robot = dataclasses.replace(T1, max_rows=30)
+    env = RobotEnv(robot, Joystick(SPECS["t1"]), 2, 0, CPU, physics=PhysicsConfig(engine="warp"))
+    env.reset()
+    script = actions(env, 200)
+    for action in script[:-1]:
+        env.step(action)  # the mask is on its way
+    with pytest.raises(UserError, match="max_rows of the robot above 30") as seen:
+        env.step(script[-1])
+    assert "\n" not in str(seen.value)
+
+
+def test_what_warp_cannot_do_is_said_before_training() -> None:
+    with open(GO1.model) as file:
+        text = file.read().replace("<option ", '<option solver="PGS" ')
+    robot = dataclasses.replace(GO1, model=text)
+    with pytest.raises(UserError, match="no PGS solver"):
+        RobotEnv(robot, Joystick(SPECS["go1"]), 2, 0, CPU, physics=PhysicsConfig(engine="warp"))
+
+
+def test_states_of_one_engine_are_not_those_of_the_other() -> None:
+    cpu, warp = both()
+    cpu.reset()
+    warp.reset()
+    with pytest.raises(UserError, match="engine 'cpu'"):
+        warp.load_state_dict(cpu.state_dict())
+    with pytest.raises(UserError, match="engine 'warp'"):
+        cpu.load_state_dict(warp.state_dict())
