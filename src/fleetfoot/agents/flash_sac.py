@@ -70,27 +70,39 @@ class FlashSACConfig:
     v_max: float = 5.0
     """Values lie between -v_max and v_max; rewards are scaled so that returns fit."""
     num_atoms: int = 101
+    """Atoms of the value support (K)."""
     num_critics: int = 2
+    """Critic heads (E), batched as one network."""
     tau: float = 0.01
+    """Share of the critic that its target takes over after every update."""
     policy_every: int = 2
+    """Critic updates per policy update."""
     alpha: float = 0.01
     """Temperature at the start."""
     target_std: float = 0.15
     """The target entropy is that of a Gaussian with this standard deviation in each action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     project_target: bool = False
     """Bring the target critic's weights back to unit length too."""
     smoothness: float = 0.0
     """Weight of the policy's mean squared change of action from an observation to the one that follows it (n steps
     later, with n-step returns), in units of value. 0: none."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: FlashNetConfig = FlashNetConfig(width=128)
+    """Network of the policy."""
     critic_net: FlashNetConfig = FlashNetConfig(width=256)
+    """Network of each critic."""
     policy_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
-    """Of the length of the whole run in updates, as published: with `policy_every=2` it ends at 2.25e-4."""
+    """Optimiser of the policy. As published, its schedule counts all updates: with `policy_every=2` it ends at
+    2.25e-4."""
     critic_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
+    """Optimiser of the critics."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
+    """Optimiser of the temperature."""
 
     @property
     def traits(self) -> Traits:
