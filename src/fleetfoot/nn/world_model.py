@@ -81,13 +81,22 @@ def windows_of(
 class OpenLoop(NamedTuple):
     """How good predictions are that are made from predictions."""
 
-    error: Tensor  # [L] root of the mean squared error after 1..L steps, in standard deviations of the observations
-    unchanged: Tensor  # [L] the same of a model that says that nothing changes
+    squares: Tensor  # [L, D] mean squared error after 1..L steps, in standard deviations of the observations
+    unchanged: Tensor  # [L, D] the same of a model that says that nothing changes
+
+    @property
+    def error(self) -> Tensor:
+        """[L], the root of the mean squared error after 1..L steps."""
+        return self.squares.mean(-1).sqrt()
 
     @property
     def unexplained(self) -> Tensor:
-        """The share of all changes, over the L steps together, that the model does not predict."""
-        return self.error.square().sum() / self.unchanged.square().sum().clamp(min=1e-12)
+        """The share of the changes over the L steps that the model does not predict: 0 to 1, the mean over the numbers
+        of an observation. One that jumps now and then, such as a contact, thus counts no more than any other, and one
+        that hardly moved (less than a thirtieth of its deviation) counts as if it had moved that much."""
+        least = 1e-3 * len(self.squares)
+        shares = self.squares.sum(0) / self.unchanged.sum(0).clamp(min=least)
+        return shares.clamp(max=1.0).mean()
 
 
 @part
@@ -98,12 +107,16 @@ class WorldModelConfig:
     """Predict the change of the observation, or the next observation itself."""
     reward_values: tuple[float, ...] = ()
     """The rewards there are, where they are few: the model predicts their probabilities. None: a number."""
+    squash_reward: bool = False
+    """Learn sign(r) log(1 + |r|), for tasks in which a few rewards are far larger than all others."""
     net: NetworkConfig = MLPConfig(hidden=(128, 128))
     """From observation and action to the next observation, and with that to reward and continuation."""
 
     def __post_init__(self) -> None:
         if self.predict not in ("delta", "absolute"):
             raise UserError(f"predict must be delta or absolute, not {self.predict!r}.")
+        if self.squash_reward and self.reward_values:
+            raise UserError("squash_reward is for rewards that are numbers, reward_values for few.")
         if len(self.reward_values) == 1:
             raise UserError("reward_values needs at least two rewards, or none.")
 
@@ -131,7 +144,7 @@ class WorldModel(nn.Module):
         """Take transitions [B, ...] into the statistics, each once."""
         self.obs_norm.update(obs)
         self.change_norm.update(next_obs - obs)
-        self.reward_norm.update(reward)
+        self.reward_norm.update(self._squashed(reward))
 
     def forward(self, obs: Tensor, action: Tensor) -> Prediction:
         next_obs, reward, continues = self._outputs(obs, action)
@@ -162,15 +175,15 @@ class WorldModel(nn.Module):
         for step in range(len(windows.action)):
             obs = self(obs, windows.action[step]).next_obs
             true = windows.next_obs[step]
-            error.append(((obs - true) * self.obs_norm.scale).square().mean(-1))
-            unchanged.append(((first - true) * self.obs_norm.scale).square().mean(-1))
-        known = windows.known.float()
-        rows = known.sum(-1).clamp(min=1.0)
+            error.append(((obs - true) * self.obs_norm.scale).square())
+            unchanged.append(((first - true) * self.obs_norm.scale).square())
+        known = windows.known.float().unsqueeze(-1)  # [L, B, 1]
+        rows = known.sum(1).clamp(min=1.0)
 
-        def rms(squares: list[Tensor]) -> Tensor:
-            return ((torch.stack(squares) * known).sum(-1) / rows).sqrt()
+        def mean(squares: list[Tensor]) -> Tensor:
+            return (torch.stack(squares) * known).sum(1) / rows
 
-        return OpenLoop(rms(error), rms(unchanged))
+        return OpenLoop(mean(error), mean(unchanged))
 
     @property
     def _target_norm(self) -> RunningNorm:
@@ -191,13 +204,17 @@ class WorldModel(nn.Module):
         """(2)"""
         if self.cfg.reward_values:
             return (out.softmax(-1) * self.reward_values).sum(-1)
-        return out.squeeze(-1) / self.reward_norm.scale + self.reward_norm.shift
+        reward = out.squeeze(-1) / self.reward_norm.scale + self.reward_norm.shift
+        return reward.sign() * reward.abs().expm1() if self.cfg.squash_reward else reward
 
     def _reward_loss(self, out: Tensor, reward: Tensor) -> Tensor:
         if self.cfg.reward_values:
             which = (reward.unsqueeze(-1) - self.reward_values).abs().argmin(-1, keepdim=True)
             return -out.log_softmax(-1).gather(-1, which).squeeze(-1)
-        return (out.squeeze(-1) - self.reward_norm(reward)).square()
+        return (out.squeeze(-1) - self.reward_norm(self._squashed(reward))).square()
+
+    def _squashed(self, reward: Tensor) -> Tensor:
+        return reward.sign() * reward.abs().log1p() if self.cfg.squash_reward else reward
 
 
 @torch.no_grad()

@@ -74,11 +74,12 @@ def lunarlander() -> Recipe:
             k=3,
             use_real_for_executed=False,
             reward_scale=0.02,
-            trust_below=0.2,
+            trust_below=0.4,  # contacts of the two legs are hardly predictable
             model_steps=20,
             model_memory=50_000,
             policy_net=net,
             critic_net=net,
+            world_model=WorldModelConfig(squash_reward=True),
             policy_optim=AdamConfig(lr=1e-3, max_grad_norm=0.5),
             critic_optim=AdamConfig(lr=3e-3, max_grad_norm=0.5),
         ),
