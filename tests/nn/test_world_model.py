@@ -72,6 +72,13 @@ def test_squashed_rewards() -> None:
         WorldModelConfig(squash_reward=True, reward_values=(0.0, 1.0))
 
 
+def test_large_errors_count_linearly() -> None:
+    model, error = small_model(linear_beyond=2.0), torch.tensor([0.5, -2.0, 5.0])
+    assert float(model._obs_loss(error)) == pytest.approx((0.25 + 4.0 + 2.0 * (10.0 - 2.0)) / 3)
+    with pytest.raises(UserError, match="linear_beyond"):
+        WorldModelConfig(linear_beyond=0.0)
+
+
 def test_open_loop_by_hand() -> None:
     """Of three numbers one is predicted, one is not, and one does not move."""
     squares = torch.tensor([[0.0, 0.5, 1e-4], [0.0, 0.9, 1e-4]])

@@ -64,7 +64,7 @@ from fleetfoot.nn.world_model import (
 from fleetfoot.ops.gae import gae
 from fleetfoot.ops.horizon import horizon_returns
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
-from fleetfoot.optim import AdamConfig
+from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
 from fleetfoot.rng import RandomStream, seeded_init
 
@@ -115,9 +115,9 @@ class WMPGConfig:
     """The world model; what is imagined is imagined by it."""
     latent: AutoencoderConfig | None = None
     """For pictures: the autoencoder whose latent vectors everything else reads. None: observations are vectors."""
-    policy_optim: AdamConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
-    critic_optim: AdamConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
-    model_optim: AdamConfig = AdamConfig(lr=1e-3)
+    policy_optim: OptimConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
+    critic_optim: OptimConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
+    model_optim: OptimConfig = AdamConfig(lr=1e-3)
 
     def imagines(self) -> bool:
         """Is there anything to imagine?"""

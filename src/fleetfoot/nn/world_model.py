@@ -109,12 +109,17 @@ class WorldModelConfig:
     """The rewards there are, where they are few: the model predicts their probabilities. None: a number."""
     squash_reward: bool = False
     """Learn sign(r) log(1 + |r|), for tasks in which a few rewards are far larger than all others."""
+    linear_beyond: float | None = None
+    """Errors of the next observation beyond so many deviations count linearly (Huber's loss), so that numbers that jump,
+    such as contacts, do not outweigh the others; None: squared, however large."""
     net: NetworkConfig = MLPConfig(hidden=(128, 128))
     """From observation and action to the next observation, and with that to reward and continuation."""
 
     def __post_init__(self) -> None:
         if self.predict not in ("delta", "absolute"):
             raise UserError(f"predict must be delta or absolute, not {self.predict!r}.")
+        if self.linear_beyond is not None and not self.linear_beyond > 0.0:
+            raise UserError(f"linear_beyond must be above 0, not {self.linear_beyond}.")
         if self.squash_reward and self.reward_values:
             raise UserError("squash_reward is for rewards that are numbers, reward_values for few.")
         if len(self.reward_values) == 1:
@@ -156,7 +161,7 @@ class WorldModel(nn.Module):
         errors: list[Tensor] = []
         for step in range(len(windows.action)):
             obs, reward, continues = self._outputs(obs, windows.action[step])
-            error = ((obs - windows.next_obs[step]) * norm.scale).square().mean(-1)
+            error = self._obs_loss((obs - windows.next_obs[step]) * norm.scale)
             ends = windows.terminated[step].float()
             end_loss = F.binary_cross_entropy_with_logits(continues, 1.0 - ends, reduction="none")
             reward_loss = self._reward_loss(reward, windows.reward[step])
@@ -199,6 +204,14 @@ class WorldModel(nn.Module):
         leads_to = self.obs_norm(next_obs.detach())
         out = self.outcome(torch.cat([inputs, leads_to], -1)).float()
         return next_obs, out[..., :-1], out[..., -1]
+
+    def _obs_loss(self, error: Tensor) -> Tensor:
+        """[..., D] -> [...]"""
+        squares, bound = error.square(), self.cfg.linear_beyond
+        if bound is not None:
+            size = error.abs()
+            squares = torch.where(size > bound, bound * (2.0 * size - bound), squares)
+        return squares.mean(-1)
 
     def _reward(self, out: Tensor) -> Tensor:
         """(2)"""

@@ -79,7 +79,7 @@ def lunarlander() -> Recipe:
             model_memory=50_000,
             policy_net=net,
             critic_net=net,
-            world_model=WorldModelConfig(squash_reward=True),
+            world_model=WorldModelConfig(squash_reward=True, linear_beyond=1.0),
             policy_optim=AdamConfig(lr=1e-3, max_grad_norm=0.5),
             critic_optim=AdamConfig(lr=3e-3, max_grad_norm=0.5),
         ),
