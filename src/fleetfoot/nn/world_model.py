@@ -110,8 +110,8 @@ class WorldModelConfig:
     squash_reward: bool = False
     """Learn sign(r) log(1 + |r|), for tasks in which a few rewards are far larger than all others."""
     linear_beyond: float | None = None
-    """Errors of the next observation beyond so many deviations count linearly (Huber's loss), so that numbers that jump,
-    such as contacts, do not outweigh the others; None: squared, however large."""
+    """Errors of the next observation beyond so many deviations count linearly (Huber's loss), so that numbers that
+    jump, such as contacts, do not outweigh the others; None: squared, however large."""
     net: NetworkConfig = MLPConfig(hidden=(128, 128))
     """From observation and action to the next observation, and with that to reward and continuation."""
 
