@@ -340,7 +340,8 @@ def catching(**changes: Any) -> Recipe:
         world_model=WorldModelConfig(reward_values=(-1.0, 0.0, 1.0), net=NET),
         latent=AutoencoderConfig(size=6, cnn=cnn),
     )
-    return small(**({"env": TensorConfig(task="catch"), "agent": agent} | changes))
+    fields: dict[str, Any] = {"env": TensorConfig(task="catch"), "agent": agent}
+    return small(**(fields | changes))
 
 
 def test_pictures_learn_and_resume_exactly(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def windows_of(
 
     def cut(x: Tensor) -> Tensor:
         """[T, N, ...] -> [L, starts N, ...]"""
-        return x[: starts * length].unflatten(0, (starts, length)).transpose(0, 1).flatten(1, 2)
+        rows = x[: starts * length].view(starts, length, *x.shape[1:])
+        return rows.transpose(0, 1).flatten(1, 2)
 
     cut_ended = cut(ended)
     over = torch.cat([torch.zeros_like(cut_ended[:1]), cut_ended[:-1]]).cumsum(0) > 0
@@ -186,7 +187,8 @@ class WorldModel(nn.Module):
         rows = known.sum(1).clamp(min=1.0)
 
         def mean(squares: list[Tensor]) -> Tensor:
-            return (torch.stack(squares) * known).sum(1) / rows
+            total: Tensor = (torch.stack(squares) * known).sum(1)
+            return total / rows
 
         return OpenLoop(mean(error), mean(unchanged))
 
@@ -224,7 +226,8 @@ class WorldModel(nn.Module):
         if self.cfg.reward_values:
             which = (reward.unsqueeze(-1) - self.reward_values).abs().argmin(-1, keepdim=True)
             return -out.log_softmax(-1).gather(-1, which).squeeze(-1)
-        return (out.squeeze(-1) - self.reward_norm(self._squashed(reward))).square()
+        wanted: Tensor = self.reward_norm(self._squashed(reward))
+        return (out.squeeze(-1) - wanted).square()
 
     def _squashed(self, reward: Tensor) -> Tensor:
         return reward.sign() * reward.abs().log1p() if self.cfg.squash_reward else reward
@@ -247,7 +250,8 @@ def imagined_returns(
     counts with the probability that it has not.
     """
     returns = []
-    total, alive = torch.zeros(obs.shape[:-1], device=obs.device), 1.0
+    total = torch.zeros(obs.shape[:-1], device=obs.device)
+    alive = torch.ones_like(total)
     for step in range(horizon):
         obs, reward, continues = model(obs, action)
         total = total + alive * reward
