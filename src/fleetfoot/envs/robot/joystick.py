@@ -102,9 +102,8 @@ class JoystickSpec:
     privileged: tuple[str, ...]
     gait: Gait | None = None
     joint_start: Range | None = None  # factors on the standing pose where an episode begins
-    soft_limits: Literal["range", "limit"] = (
-        "range"  # 95 % of the range about its middle, or of each limit
-    )
+    # 95 % of the range about its middle, or of each limit.
+    soft_limits: Literal["range", "limit"] = "range"
     lowest_reward: float | None = 0.0
     ends_if_feet_touch: bool = False
     up: str = "up"  # the sensor that tells whether it has fallen

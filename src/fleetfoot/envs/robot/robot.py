@@ -47,21 +47,19 @@ class Robot:
 
     name: str
     model: str  # path of an MJCF file, or MJCF text
-    action_scale: float | tuple[float, ...] = (
-        0.5  # radians that an action of 1 is away from the standing pose
-    )
-    standing: str = (
-        "home"  # the keyframe with the standing pose; a model without any stands as it is drawn
-    )
+    # What an action of 1 adds, for each actuator or for all: radians for position servos, whose action 0 is the
+    # standing pose; N m for motors.
+    action_scale: float | tuple[float, ...] = 0.5
+    # The keyframe with the standing pose. A model without any stands as it is drawn.
+    standing: str = "home"
     imu: str = ""  # a site; none: no such sensors
     frames: Mapping[str, str] = field(default_factory=dict)  # further sites, by name
     feet: tuple[str, ...] = ()  # sites
     foot_forces: bool = False
     touches: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # pairs of geoms, by name
     floor: str = "floor"  # a geom
-    roughness: float = (
-        0.0  # metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them
-    )
+    # Metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them.
+    roughness: float = 0.0
     max_contacts: int = 0  # per robot, on a GPU; 0: MuJoCo Warp's guess
     max_rows: int = 0  # constraint rows per robot, on a GPU; 0: the same
     view: View = field(default_factory=View)
