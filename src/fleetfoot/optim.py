@@ -106,7 +106,7 @@ class AdamWConfig(_Adam):
     lr_end: float = 3e-4
     """Half a cosine from `lr` to this over the whole run."""
     weight_decay: float = 0.1
-    """Each step takes lr * weight_decay of every weight away."""
+    """Each step subtracts lr * weight_decay of every weight."""
 
     def check(self) -> None:
         super().check()
@@ -145,7 +145,7 @@ def with_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 @part
 class SGDConfig(_Scheduled):
-    """Plain gradient steps, as long as the gradient is large: nothing is averaged."""
+    """Plain gradient descent, without momentum."""
 
     lr: float = 3e-4
     """Learning rate."""
@@ -161,7 +161,7 @@ class RMSPropConfig(_Scheduled):
     lr: float = 6.25e-5
     """Learning rate."""
     decay: float = 0.95
-    """Of the running means of the gradient and of its square."""
+    """Decay of the running means of the gradient and of its square."""
     eps: float = 1.5e-7
     """Keeps the divisor away from zero."""
     eps_inside: bool = True
