@@ -109,6 +109,22 @@ def test_zero_actions_hold_the_standing_pose(robot: str) -> None:
     assert (env.engine.control == aim).all()
 
 
+@pytest.mark.parametrize("robot", ["go1", "t1"])
+def test_rough_ground(robot: str) -> None:
+    """Robots stand on plates of different heights, and their feet feel it."""
+    env = build(16, robot=robot, ground="rough", conditions=ConditionsConfig(noise=0.0))
+    env.reset()
+    for _ in range(15):
+        env.step(torch.zeros(16, env.built.num_joints))
+    contact = env.engine.sensor[:, env.built.sensors["foot_contact"]] > 0
+    height = env.engine.sensor[:, env.built.sensors["foot_pos"]][:, 2::3]
+    assert contact.any(1).float().mean() > 0.5
+    lowest = height.masked_fill(~contact, 1.0).amin(1)[contact.any(1)]
+    assert lowest.max() - lowest.min() > 0.005
+    with pytest.raises(UserError, match="rough ground needs a floor that collides"):
+        build(1, robot="g1", ground="rough")
+
+
 def test_randomised_robots_depend_on_their_own_seed_alone() -> None:
     conditions = ConditionsConfig(randomise=EVERYTHING)
     few, many = build(2, conditions=conditions), build(4, conditions=conditions)
