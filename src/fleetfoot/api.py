@@ -1,4 +1,7 @@
-"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else."""
+"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else.
+
+More than 300 lines: all that a program may call is on one page.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from fleetfoot.run.folder import (
     seed_folders,
     write_recipe,
 )
-from fleetfoot.run.journal import buildable, check_finite
+from fleetfoot.run.loading import buildable, check_finite
 from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
 from fleetfoot.topologies.multi_seed import seeds as multi_seed

@@ -211,8 +211,9 @@ class Guarded:
         if not isinstance(step, Step):
             raise self._halted(f"returned {_shown(step)} instead of a Step")
         self._check_obs("step", step.obs)
-        if step.next_obs is not step.obs:
-            self._check_obs("step", step.next_obs)
+        next_obs = step.next_obs
+        if not isinstance(next_obs, Obs) or next_obs.actor is not step.obs.actor:
+            self._check_obs("step", next_obs)
         rows = (self.spec.num_envs,)
         for name, dtype in (("terminated", torch.bool), ("truncated", torch.bool)):
             self._check_tensor(name, getattr(step, name), rows, dtype)

@@ -135,7 +135,13 @@ def test_compare_survives_nan_text_and_huge_numbers(tmp_path: Path) -> None:
                     file.write(b'"eval/return": ' + value + b"}\n")
                 file.write(b'{"vec_steps": 60, "eval/return": 1.0}\n')
     outcome = command(
-        tmp_path, "compare", str(tmp_path / "runs"), "--folder", str(tmp_path / "out")
+        tmp_path,
+        "compare",
+        str(tmp_path / "runs"),
+        "--folder",
+        str(tmp_path / "out"),
+        "--reps",
+        "100",
     )
     outcome.assert_clean(0)
     assert outcome.err.count("6 damaged lines are left out") == 4

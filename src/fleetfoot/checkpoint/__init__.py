@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleetfoot.checkpoint.fit import check_counts, check_env_fits, check_fits
+from fleetfoot.checkpoint.fit import check_collector_fits, check_counts, check_fits
 from fleetfoot.checkpoint.read import Loaded, load, sealed_recipe, steps, whole_beside
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
@@ -29,8 +29,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "Loaded",
+    "check_collector_fits",
     "check_counts",
-    "check_env_fits",
     "check_fits",
     "load",
     "pack",

@@ -60,7 +60,7 @@ def run(args: list[str], imports: list[str]) -> int:
         by=tuple(name.strip() for name in options.by.split(",") if name.strip()),
         metric=options.metric,
         ranges={} if options.ranges is None else compare.read_ranges(options.ranges),
-        everywhere=everywhere(options),
+        everywhere=everywhere(options.low, options.high),
         at=options.at,
         baseline=options.baseline,
         unfinished=options.unfinished,
@@ -79,15 +79,15 @@ def run(args: list[str], imports: list[str]) -> int:
     return 0
 
 
-def everywhere(options: Options) -> tuple[float, float] | None:
+def everywhere(low: float | None, high: float | None) -> tuple[float, float] | None:
     from fleetfoot.compare.ranges import check_range
 
-    if options.low is None and options.high is None:
+    if low is None and high is None:
         return None
-    if options.low is None or options.high is None:
+    if low is None or high is None:
         raise UserError("--low and --high come together.")
-    check_range(options.low, options.high, "--low and --high")
-    return options.low, options.high
+    check_range(low, high, "--low and --high")
+    return low, high
 
 
 def show(made: Comparison, written: list[Path]) -> None:

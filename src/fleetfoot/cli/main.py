@@ -106,6 +106,9 @@ class Output(io.TextIOBase):
             os.dup2(nowhere, self.stream.fileno())
             os.close(nowhere)
 
+    def writable(self) -> bool:
+        return True
+
     def isatty(self) -> bool:
         return bool(self.stream.isatty())
 

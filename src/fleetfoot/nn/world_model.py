@@ -55,6 +55,29 @@ class Windows(NamedTuple):
     known: Tensor  # [L, B] bool: it does, and `next_obs` is the true one
 
 
+def windows_of(
+    obs: Tensor,
+    action: Tensor,
+    next_obs: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    *,
+    length: int,
+) -> Windows:
+    """A rollout [T, N, ...] cut into stretches of `length` transitions; what is left at its end is left out."""
+    starts = len(reward) // length
+
+    def cut(x: Tensor) -> Tensor:
+        """[T, N, ...] -> [L, starts N, ...]"""
+        return x[: starts * length].unflatten(0, (starts, length)).transpose(0, 1).flatten(1, 2)
+
+    cut_ended = cut(ended)
+    over = torch.cat([torch.zeros_like(cut_ended[:1]), cut_ended[:-1]]).cumsum(0) > 0
+    rest = cut(action), cut(next_obs), cut(reward), cut(terminated)
+    return Windows(cut(obs)[0], *rest, ~over, ~over)
+
+
 class OpenLoop(NamedTuple):
     """How good predictions are that are made from predictions."""
 

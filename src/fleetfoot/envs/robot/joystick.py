@@ -33,6 +33,17 @@ from fleetfoot.errors import UserError, nearest
 
 Range: TypeAlias = tuple[float, float]
 
+UNITS = {
+    "linvel": "m/s",
+    "gyro": "rad/s",
+    "gravity": "1",
+    "command": "m/s, m/s, rad/s",
+    "joint_pos": "rad from the standing pose",
+    "joint_vel": "rad/s",
+    "last_action": "1",
+    "gait": "cos, cos, sin, sin of the phases",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gait:
@@ -112,6 +123,7 @@ class Joystick(Task):
     """`weights` replaces weights of the reward by name. `curriculum`: commands begin small and grow with success."""
 
     name = "joystick"
+    units = UNITS
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ end of a control step, and sensors are one timestep older.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,10 +62,26 @@ class Robot:
     max_contacts: int = 0  # per robot, on a GPU; 0: MuJoCo Warp's guess
     max_rows: int = 0  # constraint rows per robot, on a GPU; 0: the same
     view: View = field(default_factory=View)
+    looks: str = ""  # a scene in MuJoCo Menagerie with the same joints, for films
 
     def build(self, timestep: float, looks: bool = False) -> Built:
         """The compiled model with its sensors; `looks`: with what only pictures need."""
         return Built(self, timestep, looks)
+
+    def pictured(self) -> mujoco.MjModel:
+        """What is drawn: the meshes of MuJoCo Menagerie where FLEETFOOT_MENAGERIE names a checkout, else this model."""
+        own = self.build(0.004, looks=True).model
+        folder = os.environ.get("FLEETFOOT_MENAGERIE", "")
+        scene = Path(folder) / self.looks
+        if not (folder and self.looks and scene.is_file()):
+            return own
+        spec = load_spec(str(scene))
+        add_backdrop(spec)
+        model = compile_spec(spec)
+        same = [model.joint(i).name for i in range(1, model.njnt)] == [
+            own.joint(i).name for i in range(1, own.njnt)
+        ]
+        return model if same and model.nq == own.nq else own
 
 
 class Built:

@@ -18,7 +18,8 @@ from fleetfoot.errors import UserError
 from fleetfoot.execution import make_learner
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.recipe import Result
-from fleetfoot.run.journal import Journal, State, fitting, step_metrics
+from fleetfoot.run.journal import Journal, State, step_metrics
+from fleetfoot.run.loading import fitting
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead

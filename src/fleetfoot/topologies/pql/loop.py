@@ -49,7 +49,8 @@ from fleetfoot.log import Log, Totals, added
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.run.journal import Journal, State
+from fleetfoot.run.loading import fitting
 from fleetfoot.topologies.pql.exchange import Outcome, Report, Version
 from fleetfoot.topologies.pql.schedule import Round, Schedule, joined
 from fleetfoot.topologies.pql.stages import STAGES
