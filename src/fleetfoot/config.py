@@ -20,6 +20,7 @@ from fleetfoot.errors import UserError, nearest
 T = TypeVar("T")
 
 PARTS: dict[str, type] = {}
+MOST_FLOAT, MOST_INT = 3.4e38, 2**63  # what tensors of float32 and int64 can hold
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -80,9 +81,10 @@ def _fits(given: Any, wanted: Any) -> bool:
         return given is None
     if wanted is float:
         number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        return number and not math.isnan(given)
+        return number and (abs(given) < MOST_FLOAT or abs(given) == math.inf)
     if wanted is int:
-        return isinstance(given, int) and not isinstance(given, bool)
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        return whole and -MOST_INT <= given < MOST_INT
     if origin is tuple:
         return _fits_tuple(given, typing.get_args(wanted))
     if origin is dict:

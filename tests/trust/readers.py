@@ -13,6 +13,8 @@ import torch
 from fleetfoot import api, checkpoint, train
 from fleetfoot.compare import runs as compared
 from fleetfoot.log import curve
+from fleetfoot.scale.table import read_table
+from fleetfoot.study.folder import open_study, read_study
 from support.runs import tensors
 from support.trust_recipes import tiny
 
@@ -65,10 +67,23 @@ def plotted(folder: Path) -> None:
     curve(folder)
 
 
+def make_study(folder: Path) -> None:
+    """What `fleetfoot scale` reads: a study with its runs, and a table of their evaluations."""
+    open_study(folder, {"a": tiny()}, seeds=2)
+    for seed in (0, 1):
+        train(tiny(seed=seed), folder / "runs" / "a" / f"seed-{seed}")
+    read_table(folder).write(folder / "table.csv")
+
+
 READERS = {
     "resume": Reader(make_run, resumed),
     "evaluate": Reader(make_run, evaluated),
     "load_policy": Reader(make_run, loaded_policy),
     "record": Reader(make_run, filmed),
     "compare": Reader(make_run, plotted, "*.json*"),
+    "study": Reader(make_study, lambda folder: bool(read_study(folder)), "study.json"),
+    "scale": Reader(make_study, lambda folder: bool(read_table(folder)), "**/*.json*"),
+    "scale table": Reader(
+        make_study, lambda folder: bool(read_table(folder / "table.csv")), "*.csv"
+    ),
 }

@@ -195,7 +195,7 @@ def killed(number: int, place: Path) -> int:
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, made: Any, tmp_path: Path) -> None:
     codes = [corruption(name, number, made, tmp_path) for number in range(6)]
-    assert 2 in codes
+    assert set(codes) <= {0, 2}
 
 
 def test_crafted_recipes(made: Any, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ PIECES = 10
 @pytest.mark.parametrize("piece", range(PIECES))
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files_in_full(name: str, piece: int, made: Any, tmp_path: Path) -> None:
-    size = 1000 // len(READERS) // PIECES
+    size = 1000 // len(READERS) // PIECES + 1
     for number in range(piece * size, (piece + 1) * size):
         corruption(name, 1000 + number, made, tmp_path)
 

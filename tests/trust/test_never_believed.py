@@ -24,6 +24,7 @@ from fleetfoot.files import read_json, write_text
 from fleetfoot.recipe import Recipe
 from fleetfoot.run import folder as folders
 from fleetfoot.run.stored import from_stranger, write_stored
+from fleetfoot.study.folder import open_study
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.ray.cluster import RayConfig
 from support.forked import command
@@ -202,6 +203,12 @@ def test_a_stored_recipe_imports_nothing(run: Path, tmp_path: Path) -> None:
         del sys.modules[module]
 
 
+def test_a_stored_study_imports_nothing(tmp_path: Path) -> None:
+    open_study(tmp_path / "s", {"a": tiny()}, seeds=2, imports=["nowhere_to_be_found"])
+    with pytest.raises(UserError, match="name it: --import nowhere_to_be_found"):
+        open_study(tmp_path / "s", {"a": tiny()}, seeds=2)
+
+
 def test_a_stored_address_is_used_only_if_repeated() -> None:
     topology = ActorLearnerConfig(actors=1, ray=RayConfig(address="10.0.0.1:6379"))
     with pytest.warns(Notice, match=r"Ray cluster at 10.0.0.1:6379; to join it again, repeat"):
@@ -225,6 +232,12 @@ def test_a_stored_address_is_used_only_if_repeated() -> None:
 def test_a_part_of_another_kind_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"Recipe.{field} cannot be"):
         from_json(to_json(tiny()) | {field: value})
+
+
+@pytest.mark.parametrize("value", [1e39, -1e308, 10**400, float("nan")])
+def test_numbers_that_no_tensor_holds_are_refused(value: float) -> None:
+    with pytest.raises(UserError, match=r"Recipe.gamma cannot be"):
+        from_json(to_json(tiny()) | {"gamma": value})
 
 
 @pytest.mark.parametrize("hidden", [["wide"], [64.5], [None], 64, "64", [[64]], {"0": 64}])
@@ -290,7 +303,8 @@ def test_no_link_is_followed_when_writing(name: str, run: Path, tmp_path: Path) 
             path.unlink()
         path.symlink_to(outside)
     before = sorted(p.name for p in outside.iterdir()) if outside.is_dir() else outside.read_text()
-    args = ("--total-vec-steps", "25", "--log.tensorboard", "--restart")
+    side = {"videos": [], "tensorboard": ["--no-video", "--log.tensorboard"]}
+    args = ("--total-vec-steps", "25", "--restart", *side.get(name, ["--no-video"]))
     command(tmp_path, "resume", str(run), *args).assert_clean()
     after = sorted(p.name for p in outside.iterdir()) if outside.is_dir() else outside.read_text()
     assert after == before

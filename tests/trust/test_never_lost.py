@@ -73,7 +73,7 @@ def killed_at(operation: int) -> None:
         setattr(os, name, change)
 
 
-@pytest.mark.parametrize("operation", [1, 3, 5, 8, 16])
+@pytest.mark.parametrize("operation", [1, 5, 16])
 def test_seeds_that_are_killed_go_on_with_all_seeds(operation: int, tmp_path: Path) -> None:
     preload()
     folder = tmp_path / "seeds"
@@ -135,7 +135,13 @@ def test_compare_survives_nan_text_and_huge_numbers(tmp_path: Path) -> None:
                     file.write(b'"eval/return": ' + value + b"}\n")
                 file.write(b'{"vec_steps": 60, "eval/return": 1.0}\n')
     outcome = command(
-        tmp_path, "compare", str(tmp_path / "runs"), "--folder", str(tmp_path / "out")
+        tmp_path,
+        "compare",
+        str(tmp_path / "runs"),
+        "--folder",
+        str(tmp_path / "out"),
+        "--reps",
+        "100",
     )
     outcome.assert_clean(0)
     assert outcome.err.count("6 damaged lines are left out") == 4

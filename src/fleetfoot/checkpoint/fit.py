@@ -66,6 +66,16 @@ def check_env_fits(saved: Any, own: Any, num_envs: int, place: str = "env") -> N
         raise ValueError(f"{place} is {_shown(saved)}, and must be {_shown(own)}")
 
 
+def check_collector_fits(saved: dict[str, Any], own: dict[str, Any], num_envs: int) -> None:
+    """Both for a state that holds that of environments (`env`, None where they cannot tell it) among others."""
+    others = {name: value for name, value in own.items() if name != "env"}
+    check_fits({name: saved[name] for name in others}, others, "state")
+    if saved["env"] is not None:
+        if own["env"] is None:
+            raise ValueError("it holds the state of environments that have none")
+        check_env_fits(saved["env"], own["env"], num_envs)
+
+
 def check_counts(state: dict[str, Any], **counts: int) -> None:
     """ValueError unless each of these is a whole number from 0 to its limit."""
     for name, most in counts.items():

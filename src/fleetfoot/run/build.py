@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
-from fleetfoot.checkpoint import check_counts, check_env_fits, check_fits
+from fleetfoot.checkpoint import check_collector_fits, check_counts
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv, closed_on_error
 from fleetfoot.evaluate import Evaluator, QEstimate
@@ -25,7 +25,8 @@ from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.rollouts import Rollouts
-from fleetfoot.run.journal import Journal, State, buildable, fitting
+from fleetfoot.run.journal import Journal, State
+from fleetfoot.run.loading import buildable, fitting
 from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
     adapt_state,
@@ -102,11 +103,13 @@ class Parts:
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
         rows = rows._replace(held_out=None)
-        diagnosis = agent.diagnose(rows, held_out)
         newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
-        for name, value in agent.diagnose(rows, newest).items():
-            if name.startswith("overfitting"):
-                diagnosis[f"newest_{name}"] = value
+        diagnosis = {
+            f"newest_{name}" if name.startswith("overfitting") else name: value
+            for name, value in agent.diagnose(rows, newest).items()
+        }
+        if held_out is not None:
+            diagnosis |= agent.diagnose(rows, held_out)
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -159,16 +162,11 @@ class Parts:
         """ValueError where the state is not one of these parts: a tensor of another shape would be spread, cut, or read
         beyond its end."""
         own = self.state_dict(with_replay="replay" in state)
-        env = own.pop("env")
         own.pop("world", None)
         if not self.ranks.first:  # it has what all share beside its own
             own |= {"agent": self.agent.state_dict(), "pace": self.pace.state_dict(), "owed": 0}
             own.pop("generators")
-        check_fits({name: state[name] for name in own}, own, "state")
-        if state["env"] is not None:
-            if env is None:
-                raise ValueError("it holds the state of environments that have none")
-            check_env_fits(state["env"], env, self.share.num_envs)
+        check_collector_fits(state, own, self.share.num_envs)
         steps = self.pace.cfg.updates_after(state["vec_steps"])
         check_counts(state, vec_steps=MOST_STEPS, updates=MOST_STEPS, owed=steps)
         check_counts(state["pace"], vec_steps=state["vec_steps"], held_vec_steps=MOST_STEPS)

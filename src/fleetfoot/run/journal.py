@@ -1,4 +1,7 @@
-"""The journal of a run: counters, log, evaluations, checkpoints. It does not know who collects and who learns."""
+"""The journal of a run: counters, log, evaluations, checkpoints. It does not know who collects and who learns.
+
+More than 300 lines: all that a run counts and writes is in one place.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.checkpoint import Checkpoint, check_counts, pack
+from fleetfoot.checkpoint import Checkpoint, check_counts
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
-from fleetfoot.errors import Halted, UserError, one_line
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.log import EVAL_RETURN, ClippingNotice, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.folder import write_spec
+from fleetfoot.run.loading import check_finite
 from fleetfoot.run.ranks import ALONE, Ranks
 from fleetfoot.run.sharded import check_same_weights
 
@@ -199,7 +203,7 @@ class Journal:
         metrics: dict[str, float],
         state: State | None = None,
     ) -> None:
-        """Note the return of the policy at `counters`, and save the best one. `state`: of the run then, if not now."""
+        """Note the return of the policy at `counters`, and save it if it is the best; `state`: of then, if not now."""
         self.last_return = metrics[EVAL_RETURN]
         if self.last_return <= self.best_return:  # False where there was none before
             return
@@ -303,36 +307,7 @@ class Journal:
         self.log.close()
 
 
-def check_finite(state: Any) -> None:
-    """UserError where a tensor of this tree is NaN or infinite."""
-    for name, tensor in pack(state)[0].items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{name} is NaN or infinite")
-
-
 def step_metrics(fresh: Transition) -> dict[str, Tensor]:
     """What the log keeps of one vec step, [N] each."""
     magnitude = fresh.next_obs.actor.float().abs().flatten(1).mean(1)
     return {"env/obs_magnitude": magnitude, "env/reward": fresh.reward, **fresh.info}
-
-
-@contextmanager
-def fitting() -> Iterator[None]:
-    """Around the loading of a checkpoint: UserError where it does not fit the recipe."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # whoever made it may have written anything
-        raise UserError(f"the checkpoint does not fit this recipe: {one_line(error)}") from error
-
-
-@contextmanager
-def buildable() -> Iterator[None]:
-    """Around the building of what a stored recipe names: UserError where that is impossible, for whatever reason."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"the stored recipe cannot be built: {one_line(error)}") from error

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import numpy as np
 from fleetfoot import recipes
 from fleetfoot.compare.runs import Floats, task_of
 from fleetfoot.config import to_json
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
+from fleetfoot.files import read_json
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, look_up
 from fleetfoot.scale.frontier import CostModel
@@ -61,9 +61,11 @@ class Laws:
         if path is None:
             raise UserError(f"{folder} has not been fitted yet: fleetfoot scale fit {folder}.")
         try:
-            return Laws(json.loads(path.read_text()), path.parent)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+            return Laws(read_json(path), path.parent)
+        except UserError:
+            raise
+        except Exception as error:  # it may hold anything
+            raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
 
     def setting(self, recipe: Recipe, sigma: float) -> tuple[int, float | None]:
         """Batch size and learning rate for a task at a ratio."""
@@ -118,7 +120,9 @@ class Laws:
         """The ratios that were measured: laws are not trusted beyond."""
         return np.geomspace(self.ratios[0], self.ratios[-1], GRID)
 
-    def _affordable(self, cost: Any, budget: float, unit: str) -> tuple[Floats, float, int]:
+    def _affordable(
+        self, cost: Callable[[DataLaw], Floats], budget: float, unit: str
+    ) -> tuple[Floats, float, int]:
         """For the highest threshold that costs no more than the budget: the costs, the threshold, the best ratio."""
         priced = [(cost(law), threshold) for threshold, law in self.laws]
         fits = [(costs, threshold) for costs, threshold in priced if costs.min() <= budget]

@@ -18,7 +18,8 @@ from fleetfoot.errors import UserError
 from fleetfoot.execution import make_learner
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.recipe import Result
-from fleetfoot.run.journal import Journal, State, fitting, step_metrics
+from fleetfoot.run.journal import Journal, State, step_metrics
+from fleetfoot.run.loading import fitting
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead
@@ -141,7 +142,7 @@ class Learner:
         return steps, transport.to_tensors(block.td_error, device)
 
     def note(self, block: Block) -> None:
-        """Call it before the rows of a block are appended."""
+        """Call this before the rows of a block are appended."""
         # The first block of a process does not continue the episodes of the process before it.
         if block.sequence == 0:
             self.replay.mark_break(block.actor)
@@ -163,8 +164,8 @@ class Learner:
         return sum(self.fleet.received) // self.cfg.actors - self.journal.vec_steps
 
     def start_updates(self, count: int) -> None:
-        """On a GPU they go on while the caller does something else; until `finish_updates` it must not touch the agent
-        or the replay."""
+        """On a GPU they continue while the caller does something else; until `finish_updates` it must not touch the
+        agent or the replay."""
         with self.journal.compiling(not self.updates.ready(count)):
             self.updates.start(count)
         self.owed = count
@@ -200,7 +201,7 @@ class Learner:
                     journal.save(self)
                 raise
         if self.evaluations.pending is None:
-            # A copy: the run goes on before it is saved.
+            # A copy: the run continues before it is saved.
             state = copy.deepcopy(journal.state(self, with_replay=False))
             self.evaluations.request(self.agent.policy, journal.counters(), state)
         return {}

@@ -26,7 +26,8 @@ from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Log
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.run.journal import Journal, State
+from fleetfoot.run.loading import fitting
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.gorila.bundle import Report, build_agent
 from fleetfoot.topologies.gorila.fleet import BundleFleet

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fleetfoot.checkpoint import check_fits
 from fleetfoot.errors import UserError
 from fleetfoot.optim import OptimConfig
-from fleetfoot.run.journal import fitting
+from fleetfoot.run.loading import fitting
 
 LAG_BINS = (0, 1, 2, 4, 8, 16, 32, 64)  # upper ends of the lag histogram; one open bin follows
 
