@@ -8,7 +8,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fleetfoot import recipes
 from fleetfoot.config import dumps
 from fleetfoot.data import Transition
 from fleetfoot.errors import UserError, writing
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Parts, build_parts
@@ -124,9 +124,8 @@ def until_solved(recipe: Recipe, solved: float) -> dict[str, Any]:
 
 def training(parts: Parts) -> Iterator[tuple[Transition, dict[str, Tensor]]]:
     """Vec steps, with the metrics of the update that followed each, if one did."""
-    steps = rollout(
-        parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, lambda _: nullcontext()
-    )
+    timer = StepTimer(parts.device)
+    steps = rollout(parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, timer)
     for fresh in steps:
         parts.append(fresh)
         metrics: dict[str, Tensor] = {}

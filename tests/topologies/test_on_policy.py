@@ -231,7 +231,8 @@ def test_what_does_not_go_together_is_refused_in_one_line() -> None:
         replace(ppo, topology=ActorLearnerConfig()), "ActorLearnerConfig the newest policy does not"
     )
     refused(
-        replace(ppo, topology=SynchronousConfig(overlap=True)), "SynchronousConfig without overlap"
+        replace(ppo, topology=SynchronousConfig(overlap=True)),
+        "every vec step: use --topology.no-overlap",
     )
     with pytest.raises(UserError, match="learns from rollouts: use --topology SynchronousConfig"):
         ppo.off_policy_replay()

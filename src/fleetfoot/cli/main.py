@@ -62,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 code = code if saved else 2
     finally:
         Program.is_ours = False
+    guard = sys.modules.get("fleetfoot.guard")
+    if guard is not None and guard.WATCH.abandoned:
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -21,7 +21,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def pendulum() -> Recipe:
-    """100,000 steps of the tensor pendulum. Small networks, large minibatches and a short horizon, for a CPU."""
+    """100,000 steps of the tensor pendulum. Small networks and a short horizon, for a CPU."""
     net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
     return Recipe(
         name="daa/pendulum",
@@ -32,7 +32,6 @@ def pendulum() -> Recipe:
             model_steps=160,
             first_model_steps=640,
             model_batch=256,
-            minibatches=8,
             normalize_advantage=True,
             value_clip=None,
             tanh_mean=False,
