@@ -434,7 +434,7 @@ def test_a_truncated_or_missing_file_is_named(tmp_path: Path, name: str) -> None
         file.write_bytes(good[:size])
         with pytest.raises(UserError, match=name) as error:
             load(tmp_path)
-        assert "no other checkpoint there is whole" in one_line(error)
+        assert "no other checkpoint there is intact" in one_line(error)
     file.unlink()
     with pytest.raises(UserError, match=f"{name} is missing"):
         load(tmp_path / "000000001" if name != "state.json" else tmp_path)

@@ -97,7 +97,7 @@ def gradient_samples(agent: DAA, states: int, actions: int, seed: int) -> Tensor
 
 
 def variance_over_actions(
-    agent: DAA, counts: tuple[int, ...], states: int = 64, repeats: int = 200
+    agent: DAA, counts: tuple[int, ...], states: int = 32, repeats: int = 150
 ) -> list[dict[str, float]]:
     """The variance of the estimate from so many actions in each of `states` states, over independent repeats."""
     most = max(counts)
@@ -108,7 +108,7 @@ def variance_over_actions(
         spreads.append(measured_spread(samples))
         for count in counts:
             estimates[count].append(samples[:, :count].mean((0, 1)))
-    spread = Spread(*np.mean(spreads, axis=0))
+    spread = Spread(*map(float, np.mean(spreads, axis=0)))
     rows = []
     for count in counts:
         stacked = torch.stack(estimates[count])

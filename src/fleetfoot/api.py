@@ -94,7 +94,7 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
 def resume_seeds(
     folder: Path | str, *, restart: bool = False, delete_checkpoints: bool = False, **changes: Any
 ) -> list[Result]:
-    """`resume` for the seeds in the folder of `train_seeds`: those that are not finished go on."""
+    """`resume` for the seeds in the folder of `train_seeds`: continues those that are not finished."""
     recipe = _changed(read_recipe(_seeds_in(folder)[0]), changes)
     return resume_seeds_as(folder, recipe, restart=restart, delete_checkpoints=delete_checkpoints)
 
@@ -110,7 +110,7 @@ def resume_seeds_as(
         for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot go on together; "
+                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot be resumed together; "
                     "resume each by itself."
                 )
     with process_group() as ranks, contextlib.ExitStack() as stack:
@@ -200,7 +200,7 @@ def _check_restart(folder: Path, restart: bool, delete_checkpoints: bool) -> Non
 
 def _finished(folder: Path, step: int) -> UserError:
     return UserError(
-        f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
+        f"{folder} is finished after {step:,} vec steps; to continue, give a larger --total-vec-steps."
     )
 
 

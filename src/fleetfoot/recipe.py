@@ -189,8 +189,9 @@ class Recipe:
                 "AsSampledConfig, or another one."
             )
         if on_policy and not getattr(self.topology, "on_policy", False):
-            overlap = " without overlap" if hasattr(self.topology, "overlap") else ""
+            overlaps = getattr(self.topology, "overlap", False)
+            use = "--topology.no-overlap" if overlaps else "--topology SynchronousConfig"
             raise UserError(
-                f"{agent} learns on-policy, but in {topology} the newest policy does not collect every vec step: use "
-                f"--topology SynchronousConfig{overlap}."
+                f"{agent} learns on-policy, but in {topology} the newest policy does not collect every vec step: "
+                f"use {use}."
             )

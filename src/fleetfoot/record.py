@@ -55,7 +55,7 @@ def frame_rate(spec: EnvSpec) -> float:
 
 @torch.no_grad()
 def film(policy: nn.Module, env: VecEnv, seconds: float) -> Iterator[Frame]:
-    """Frames of environment 0 for so many simulated seconds from a reset, into later episodes where one ends."""
+    """Frames of environment 0, for `seconds` of simulated time after a reset, across the ends of episodes."""
     if not seconds > 0:
         raise UserError(f"a film of {seconds} seconds shows nothing; give more than 0.")
     skip = steps_per_frame(env.spec)

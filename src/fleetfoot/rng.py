@@ -24,7 +24,7 @@ def generator_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def restore_generator(generator: torch.Generator, saved: dict[str, Any]) -> None:
-    """Go on exactly on the same kind of device; on another kind, go on from a seed made of the saved state.
+    """Continue exactly on the same kind of device; on another kind, continue from a seed made of the saved state.
 
     The kinds have different generators, so no state of one means anything to the other.
     """

@@ -34,6 +34,10 @@ SPEC = EnvSpec("made up", 2, (3,), Continuous(2), CPU)
 NET = MLPConfig(hidden=(8,), activation=("tanh",))
 
 
+def normal(mean: Tensor, std: Tensor) -> Any:
+    return torch.distributions.Normal(mean, std)
+
+
 def made(total_updates: int = 10, **changes: Any) -> DAA:
     fields: dict[str, Any] = {
         "actions": 2,
@@ -132,7 +136,7 @@ def test_imagined_advantages_by_hand() -> None:
         mean, log_std = agent.actor(Obs(2.0**t * obs, 2.0**t * obs))
         action = mean + log_std.exp() * noise[t]
         torch.testing.assert_close(path.action[t], action)  # not clipped
-        density = torch.distributions.Normal(mean, log_std.exp()).log_prob(action).sum(-1)
+        density = normal(mean, log_std.exp()).log_prob(action).sum(-1)
         torch.testing.assert_close(path.log_prob[t], density)
         reward = action.clamp(-1.0, 1.0).sum(-1)
         delta.append(reward + 0.9 * 0.5 * value[t + 1] - value[t])
@@ -146,7 +150,7 @@ def test_actions_are_averaged_within_a_state_and_values_see_real_returns_alone()
     targets, _ = agent.prepare(data)
     index = torch.tensor([7, 0, 3])
     mean, log_std = agent.actor(Obs(*[data.obs.actor.flatten(0, 1)] * 2))
-    old = torch.distributions.Normal(mean.detach(), log_std.exp().detach())
+    old = normal(mean.detach(), log_std.exp().detach())
     action = old.sample((2,)).transpose(0, 1)  # [M, 2, A]
     extra = {
         "action": action,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("sklearn")
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
-RANGE = {"everywhere": (0.0, 1000.0)}
+RANGE: dict[str, Any] = {"everywhere": (0.0, 1000.0)}
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -119,12 +120,12 @@ def test_scores_are_made_from_the_returns_where_no_range_is_known() -> None:
     ],
 )
 def test_what_cannot_be_fitted(
-    ratios: tuple[float, ...], options: dict[str, object], says: str
+    ratios: tuple[float, ...], options: dict[str, Any], says: str
 ) -> None:
     planted = Planted()
     table = planted.table(on_law(planted, ratios), length=150_000)
     with pytest.raises(UserError, match=says):
-        analyse(table, Ask(**(RANGE | {"reps": 2} | options)))  # type: ignore[arg-type]
+        analyse(table, Ask(**(RANGE | {"reps": 2} | options)))
 
 
 def test_nothing_learned_is_said() -> None:

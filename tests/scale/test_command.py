@@ -161,7 +161,7 @@ def test_new_runs_can_follow_the_laws(table: Path, capsys: pytest.CaptureFixture
     [
         (["fits"], "Did you mean fit"),
         (["fit"], "which study?"),
-        (["fit", "tabel.csv"], "Did you mean table.csv"),
+        (["fit", "tablee.csv"], "Did you mean table.csv"),
         (["fit", "empty"], "empty is empty: there is no run in it"),
         (["fit", "text.csv"], "no table of a study: it has no column task"),
         (["fit", "none.csv"], "it holds no evaluation"),
@@ -205,6 +205,7 @@ def test_new_runs_can_follow_the_laws(table: Path, capsys: pytest.CaptureFixture
             ["run", "sac/pendulum", "fast_td3/pendulum", "--utd", "1", "--folder", "new"],
             "a study has one algorithm",
         ),
+        (["run", "ppo/pendulum", "--utd", "1", "--folder", "new"], "learns from rollouts"),
         (["run", "sac/pendulum", "--utd", "-1", "--folder", "new"], "--utd must be above 0"),
         (["run", "sac/pendulum", "--utd", "x", "--folder", "new"], "--utd"),
         (

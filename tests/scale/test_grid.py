@@ -89,6 +89,8 @@ def test_recipes_that_make_no_study() -> None:
         grid.points([sac, td3], [Setting()])
     with pytest.raises(UserError, match="sac/pendulum is named twice"):
         grid.points([sac, sac], [Setting()])
+    with pytest.raises(UserError, match="ppo/pendulum learns from rollouts"):
+        grid.points([recipes.get("ppo/pendulum")], [Setting()])
     free = recipes.get("apex_dqn/pong")
     free = replace(free, topology=replace(free.topology, free=True))  # type: ignore[type-var]
     with pytest.raises(UserError, match="its update-to-data ratio cannot be set"):

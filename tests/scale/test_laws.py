@@ -188,7 +188,7 @@ def test_the_optimum_is_the_analytic_one_for_a_constant_batch(delta: float) -> N
     def slope(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
         power = (sigma / law.b) ** -law.a
-        return k * (law.c + power) - (k * sigma + delta) * law.a * power / sigma
+        return float(k * (law.c + power) - (k * sigma + delta) * law.a * power / sigma)
 
     exact = math.exp(brentq(slope, math.log(1e-4), math.log(1e5)))
     costs = CostModel(PowerLaw(0.0, {"": math.log10(batch)}), params, delta)

@@ -375,7 +375,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         api.resume_seeds(folder)
     with pytest.raises(UserError, match="gamma cannot change"):
         api.resume_seeds(folder, gamma=0.5)
-    with pytest.raises(UserError, match=r"is no run folder.*its seeds are"):
+    with pytest.raises(UserError, match=r"is not a run folder.*it holds the runs of several seeds"):
         api.resume(folder)
     first, second = folders.seed_folders(folder)
     folders.write_recipe(second, replace(recipe, seed=1, gamma=0.5))

@@ -1,4 +1,4 @@
-"""Reading checkpoints. Sizes and digests are verified before any content is believed."""
+"""Reading checkpoints. Sizes and digests are verified before any content is used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLDER_NAME = re.compile(r"(best-)?[0-9]{9,18}(-[0-9]{1,9})?")  # no separators,
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read and found whole. All tensors are on the CPU."""
+    """A checkpoint that was read and is intact. All tensors are on the CPU."""
 
     state: dict[str, Any]  # "replay" is absent where it was not saved or not asked for
     recipe_json: Json
@@ -48,8 +48,8 @@ def load(
 ) -> Loaded:
     """Read a checkpoint; `path` is a run folder, its checkpoints folder or one checkpoint folder.
 
-    `which` chooses in the first two cases. `rank` says whose state is meant, where several
-    processes made the run and this one is there. Whatever is missing, corrupt, foreign or written
+    `which` chooses in the first two cases. `rank`: whose state to read, where several processes
+    made the run. Whatever is missing, corrupt, foreign or written
     by a newer version is a UserError. Safe to call while a training writes to the same folder.
     """
     folder = _find(Path(path), which)
@@ -72,7 +72,7 @@ def steps(run: Path) -> dict[int, Path]:
 
 
 def read_pointer(folder: Path, which: Which) -> Json:
-    """What last.json or best.json says, or None where it is absent or not to be trusted."""
+    """What last.json or best.json says, or None where it is absent or damaged."""
     try:
         pointer = read_json(folder / f"{which}.json", most=MOST_POINTER)
     except UserError:
@@ -86,7 +86,7 @@ def read_pointer(folder: Path, which: Which) -> Json:
 
 
 def seal(body: dict[str, Json]) -> bytes:
-    """JSON whose first line is the digest of all that follows. The whole is plain JSON too.
+    """JSON whose first line is the digest of all that follows. The whole file is plain JSON too.
 
     Later versions must keep this outer form, so that older programs can tell newer from corrupt.
     """
@@ -117,11 +117,13 @@ def _find(path: Path, which: Which) -> Path:
 
 def _advice(folder: Path, broken: Path | None = None) -> str:
     other = whole_beside(folder, broken)
-    return f"use {other} instead, which is whole" if other else "no other checkpoint there is whole"
+    return (
+        f"use {other} instead, which is intact" if other else "no other checkpoint there is intact"
+    )
 
 
 def whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
-    """The newest whole checkpoint in `folder`, not counting `broken`."""
+    """The newest intact checkpoint in `folder`, other than `broken`."""
     paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     for path in sorted(paths, key=lambda p: p.name.removeprefix("best-"), reverse=True):
         if FOLDER_NAME.fullmatch(path.name) and path != broken:
@@ -136,7 +138,7 @@ def _about(folder: Path) -> Json:
     """What state.json says, verified."""
     about = folder / "state.json"
     if not os.path.lexists(about):
-        raise UserError(f"{folder} is not a whole checkpoint: state.json is missing")
+        raise UserError(f"{folder} is incomplete: state.json is missing")
     raw = read_bytes(about)
     line, _, rest = raw.partition(b"\n")
     if not line.startswith(HEAD):
@@ -184,7 +186,7 @@ def _read(folder: Path, with_replay: bool, rank: int = 0) -> Loaded:
 
 def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
     if not os.path.lexists(path):
-        raise UserError(f"{path.parent} is not a whole checkpoint: {path.name} is missing")
+        raise UserError(f"{path.parent} is incomplete: {path.name} is missing")
     match files[path.name]:
         case {"bytes": int(size), "blake2b": str(expected)}:
             pass

@@ -58,9 +58,9 @@ class Checkpoint:
     ) -> Path:
         """Save as the newest, and return its folder. `step` counts vec steps.
 
-        The subtree `state["replay"]` goes to a file of its own. `parts` are what the other ranks of
-        a run hold of their own, from rank 1 on, a file each. When the disk refuses: UserError,
-        earlier checkpoints untouched.
+        The subtree `state["replay"]` goes to a separate file. `parts` are the states that the other
+        ranks hold for themselves, from rank 1 on, one file each. If the disk is full or cannot be
+        written to: UserError, and earlier checkpoints stay.
         """
         saved_state = state if self.replay else _lean(state)
         with self._saving():
@@ -106,7 +106,7 @@ class Checkpoint:
                 self._point("last", {**last, **newest})
 
     def keep_only(self, newest: int) -> None:
-        """Let go of all but the newest so many, and the best."""
+        """Delete all but the `newest` newest ones, and the best."""
         last = read_pointer(self.folder, "last")
         if last and len(last["older"]) >= newest:
             with self._saving():
@@ -194,7 +194,7 @@ class Checkpoint:
             pointer = best if path.name.startswith("best-") else last
             if FOLDER_NAME.fullmatch(path.name) and path.name not in named and pointer:
                 with contextlib.suppress(OSError):  # a save must not fail because of tidying up
-                    # Renamed first, so that half a checkpoint never bears a real name.
+                    # Renamed first, so that half a checkpoint never has a real name.
                     path.rename(self.folder / f"{STALE}{path.name}-{secrets.token_hex(6)}")
         for path in self.folder.glob(f"{STALE}*"):
             with contextlib.suppress(OSError):

@@ -129,6 +129,7 @@ def extras() -> list[Finding]:
     ]
     optional = [
         ("Atari games", "ale-py", "atari"),
+        ("Box2D", "box2d", "box2d"),
         ("EnvPool", "envpool", "envpool"),
         ("robots on a GPU", "mujoco-warp", "warp"),
         ("Weights & Biases", "wandb", "wandb"),

@@ -57,7 +57,7 @@ TASKS = (
 
 @part
 class HumanoidBenchConfig:
-    """A robot and a task, as HumanoidBench's ids have them, without the version; `kwargs` go to `gymnasium.make`."""
+    """A robot and a task, as HumanoidBench's ids have them, without the version."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 

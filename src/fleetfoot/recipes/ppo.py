@@ -10,6 +10,7 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.mujoco import MuJoCoConfig
 from fleetfoot.envs.playground import PlaygroundConfig
+from fleetfoot.envs.robot import RobotConfig
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.evaluate import EvaluationConfig
@@ -121,6 +122,13 @@ def t1_joystick_flat() -> Recipe:
     return replace(robots("t1-joystick-flat", env, 48_000), gamma=0.97)
 
 
+def native_t1() -> Recipe:
+    """The same robot and task with the package's own physics (MuJoCo Warp)."""
+    env = RobotConfig(robot="t1", engine="warp")
+    evaluation = EvaluationConfig(every_vec_steps=4_800, episodes=1_024)
+    return replace(robots("t1", env, 48_000), gamma=0.97, evaluation=evaluation)
+
+
 def mjlab_g1() -> Recipe:
     """As mjlab trains it itself; its evaluation needs fewer episodes."""
     env = MjlabConfig(task="Mjlab-Velocity-Flat-Unitree-G1", spread_ends=True)
@@ -136,6 +144,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         "Booster T1 follows a joystick (MuJoCo Playground); needs a GPU",
         t1_joystick_flat,
     ),
+    "ppo/t1": ("Booster T1 follows a joystick, native physics on one GPU", native_t1),
     "ppo/mjlab-g1-velocity-flat": (
         "Unitree G1 follows velocity commands, mjlab on one GPU",
         mjlab_g1,

@@ -103,11 +103,13 @@ class Parts:
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
         rows = rows._replace(held_out=None)
-        diagnosis = agent.diagnose(rows, held_out)
         newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
-        for name, value in agent.diagnose(rows, newest).items():
-            if name.startswith("overfitting"):
-                diagnosis[f"newest_{name}"] = value
+        diagnosis = {
+            f"newest_{name}" if name.startswith("overfitting") else name: value
+            for name, value in agent.diagnose(rows, newest).items()
+        }
+        if held_out is not None:
+            diagnosis |= agent.diagnose(rows, held_out)
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:

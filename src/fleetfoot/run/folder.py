@@ -33,7 +33,7 @@ try:
 except ImportError:  # Windows: two processes in one run folder go unnoticed there
     fcntl = None  # type: ignore[assignment]
 
-# What may change when a run goes on: nothing here changes what the numbers in its checkpoint mean.
+# What may change when a run is resumed: nothing here changes what the numbers in its checkpoint mean.
 RESUMABLE = (
     "total_vec_steps",
     "log",
@@ -80,7 +80,7 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
             if place.is_file():
                 raise UserError(f"{place} is a file; give another --folder.")
             if place.exists() and any(place.iterdir()):
-                go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
+                go_on = f"; fleetfoot resume {place} continues it" if is_run(place) else ""
                 raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
         return place
     name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -100,7 +100,7 @@ def check_changes(stored: Recipe, recipe: Recipe) -> None:
     fixed = [path for path in differences(stored, recipe) if not may_change(path)]
     if fixed:
         raise UserError(
-            f"{fixed[0]} cannot change when a run goes on (the checkpoint was made with "
+            f"{fixed[0]} cannot change when a run is resumed (the checkpoint was made with "
             f"{look_up(stored, fixed[0])}); train a new run instead."
         )
 
@@ -134,10 +134,9 @@ def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
     path = run_of(folder) / "recipe.json"
     if not os.path.lexists(path):
-        inside = next(
-            (f"; its seeds are, {seed_folder} for one" for seed_folder in _inside(folder)), ""
-        )
-        raise UserError(f"{folder} is no run folder: it has no recipe.json{inside}.")
+        seeds = _inside(folder)
+        inside = f"; it holds the runs of several seeds, such as {seeds[0]}" if seeds else ""
+        raise UserError(f"{folder} is not a run folder: it has no recipe.json{inside}.")
     return from_stored(read_stored(path, "recipe"), path)
 
 

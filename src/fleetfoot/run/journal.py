@@ -203,7 +203,7 @@ class Journal:
         metrics: dict[str, float],
         state: State | None = None,
     ) -> None:
-        """Note the return of the policy at `counters`, and save the best one. `state`: of the run then, if not now."""
+        """Note the return of the policy at `counters`, and save it if it is the best; `state`: of then, if not now."""
         self.last_return = metrics[EVAL_RETURN]
         if self.last_return <= self.best_return:  # False where there was none before
             return

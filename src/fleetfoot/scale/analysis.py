@@ -61,25 +61,15 @@ class _Work:
         chosen = self.choose(batch_law, lr_law)
         data = self.data_table(chosen)
         ratios, laws = data.ratios, fits.fit_all(data)
-        used = {"batch": batch_law, "lr": lr_law}
-        for name in (
-            used
-        ):  # without a law of the best, one through what was used, which may be the same everywhere
-            used[name] = used[name] or self.used_law(name, chosen)
-        costs = self.cost_model(used["batch"], ratios)
+        # Without a law of the best, one through what was used, which may be the same everywhere.
+        batch = batch_law or self.used_law([key.batch for key in chosen.values()], chosen)
+        lr = lr_law or self.used_law([key.lr for key in chosen.values()], chosen)
+        assert batch is not None
+        costs = self.cost_model(batch, ratios)
         grid = frontier.ratio_grid([sigma for sigma, _ in ratios])
         sizes = sorted({float(size) for _, size in ratios})
         optima = [frontier.optimum(f.law, f.threshold, costs, grid, sizes) for f in laws]
-        if edge := [one for one in optima if one.at_edge]:
-            self.notes.append(
-                f"the best ratio for {len(edge)} thresholds lies outside of {grid[0]:.3g} to {grid[-1]:.3g}; "
-                "another --delta moves it."
-            )
-        if poor := [f"{one.threshold:.0f}" for one in optima if not one.trusted]:
-            self.notes.append(
-                f"the data law for a score of {', '.join(poor)} has an R^2 below {frontier.POOR_FIT}; its best ratio "
-                "is no part of the law of best ratios."
-            )
+        self.note_optima(optima, grid)
         seconds = self.seconds_per_step(chosen)
         return Analysis(
             tasks=self.ranges,
@@ -96,8 +86,8 @@ class _Work:
             lr_law=lr_law,
             bests=found,
             own_slopes=slopes,
-            batch=used["batch"],
-            lr=used["lr"],
+            batch=batch,
+            lr=lr,
             params=costs.params,
             delta=costs.delta,
             optima=optima,
@@ -106,6 +96,18 @@ class _Work:
             fastest=[_fastest(f, seconds, grid, costs.params) for f in laws],
             notes=self.notes,
         )
+
+    def note_optima(self, optima: Sequence[Optimum], grid: Floats) -> None:
+        if edge := [one for one in optima if one.at_edge]:
+            self.notes.append(
+                f"the best ratio for {len(edge)} thresholds lies outside of {grid[0]:.3g} to {grid[-1]:.3g}; "
+                "another --delta moves it."
+            )
+        if poor := [f"{one.threshold:.0f}" for one in optima if not one.trusted]:
+            self.notes.append(
+                f"the data law for a score of {', '.join(poor)} has an R^2 below {frontier.POOR_FIT}; its best ratio "
+                "is no part of the law of best ratios."
+            )
 
     def read_curves(self) -> None:
         """Curves as scores."""
@@ -233,10 +235,9 @@ class _Work:
             ratios, self.thresholds[common], measured[..., common], samples[..., common]
         )
 
-    def used_law(self, name: str, chosen: Mapping[Cell, Key]) -> PowerLaw | None:
+    def used_law(self, values: Sequence[float], chosen: Mapping[Cell, Key]) -> PowerLaw | None:
         """None where the agent names no learning rate."""
         keys = list(chosen.values())
-        values = [float(getattr(key, name)) for key in keys]
         if min(values) <= 0:
             return None
         return fit_power_law([key.task for key in keys], [key.utd for key in keys], values)

@@ -35,7 +35,7 @@ class SeedCurves:
 
     @property
     def mean(self) -> Floats:
-        return self.returns.mean(axis=0)
+        return np.asarray(self.returns.mean(axis=0))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,9 @@ class Laws:
         """The ratios that were measured: laws are not trusted beyond."""
         return np.geomspace(self.ratios[0], self.ratios[-1], GRID)
 
-    def _affordable(self, cost: Any, budget: float, unit: str) -> tuple[Floats, float, int]:
+    def _affordable(
+        self, cost: Callable[[DataLaw], Floats], budget: float, unit: str
+    ) -> tuple[Floats, float, int]:
         """For the highest threshold that costs no more than the budget: the costs, the threshold, the best ratio."""
         priced = [(cost(law), threshold) for threshold, law in self.laws]
         fits = [(costs, threshold) for costs, threshold in priced if costs.min() <= budget]

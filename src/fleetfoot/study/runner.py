@@ -127,8 +127,8 @@ class Runner:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for which, handler in before.items():
+                signal.signal(which, handler)
 
     def log(self, name: str) -> Path:
         return self.study.folder / "logs" / f"{name}.log"

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.host import NoState
 from fleetfoot.envs.vec_env import check_module
 from fleetfoot.errors import UserError, nearest
 
@@ -84,8 +85,11 @@ def building(stream: OwnRandom) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-class LabEnv:
+class LabEnv(NoState):
     """The first `rows` environments of a simulator `envs` that has Isaac Lab's API; all of them, if it is not told."""
+
+    # The state is spread over the simulator, its managers, timers, delays and curricula; no one call tells it.
+    why_no_state = "its simulator does not tell all of its state"
 
     def __init__(
         self,
@@ -154,15 +158,6 @@ class LabEnv:
             next_obs, info = self._obs(groups), self._info()
             obs = self._restart(next_obs, terminated | truncated)
         return Step(obs, next_obs, reward, terminated, truncated, info)
-
-    def state_dict(self) -> None:
-        """The state is spread over the simulator, its managers, timers, delays and curricula; no one call tells it."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: its simulator does not tell all of its state."
-        )
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         raise UserError(

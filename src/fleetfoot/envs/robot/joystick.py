@@ -33,6 +33,17 @@ from fleetfoot.errors import UserError, nearest
 
 Range: TypeAlias = tuple[float, float]
 
+UNITS = {
+    "linvel": "m/s",
+    "gyro": "rad/s",
+    "gravity": "1",
+    "command": "m/s, m/s, rad/s",
+    "joint_pos": "rad from the standing pose",
+    "joint_vel": "rad/s",
+    "last_action": "1",
+    "gait": "cos, cos, sin, sin of the phases",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gait:
@@ -91,9 +102,8 @@ class JoystickSpec:
     privileged: tuple[str, ...]
     gait: Gait | None = None
     joint_start: Range | None = None  # factors on the standing pose where an episode begins
-    soft_limits: Literal["range", "limit"] = (
-        "range"  # 95 % of the range about its middle, or of each limit
-    )
+    # 95 % of the range about its middle, or of each limit.
+    soft_limits: Literal["range", "limit"] = "range"
     lowest_reward: float | None = 0.0
     ends_if_feet_touch: bool = False
     up: str = "up"  # the sensor that tells whether it has fallen
@@ -112,6 +122,7 @@ class Joystick(Task):
     """`weights` replaces weights of the reward by name. `curriculum`: commands begin small and grow with success."""
 
     name = "joystick"
+    units = UNITS
 
     def __init__(
         self,
@@ -151,6 +162,7 @@ class Joystick(Task):
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
         qpos, qvel = qpos.clone(), qvel.clone()
+        qpos[:, 2] += self.robot.robot.roughness
         qpos[:, 0:2] += draw.uniform(2, -0.5, 0.5)
         half = draw.uniform(1, -3.14, 3.14).double() / 2
         qpos[:, 3:4], qpos[:, 4:6], qpos[:, 6:7] = torch.cos(half), 0.0, torch.sin(half)

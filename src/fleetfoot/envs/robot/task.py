@@ -50,6 +50,7 @@ class Task:
     # Uniform noise of a training robot's senses: half its width, by the name of the observation. Named here: it is
     # sensed, and comes late where observations are delayed.
     noise: Mapping[str, float] = {}
+    units: Mapping[str, str] = {}  # of observations, by name, for whoever runs a policy elsewhere
 
     def bind(self, robot: Built, dt: float, device: torch.device) -> None:
         """Before anything else: make constants. `dt`: seconds of a control step."""

@@ -142,7 +142,7 @@ class Learner:
         return steps, transport.to_tensors(block.td_error, device)
 
     def note(self, block: Block) -> None:
-        """Call it before the rows of a block are appended."""
+        """Call this before the rows of a block are appended."""
         # The first block of a process does not continue the episodes of the process before it.
         if block.sequence == 0:
             self.replay.mark_break(block.actor)
@@ -164,8 +164,8 @@ class Learner:
         return sum(self.fleet.received) // self.cfg.actors - self.journal.vec_steps
 
     def start_updates(self, count: int) -> None:
-        """On a GPU they go on while the caller does something else; until `finish_updates` it must not touch the agent
-        or the replay."""
+        """On a GPU they continue while the caller does something else; until `finish_updates` it must not touch the
+        agent or the replay."""
         with self.journal.compiling(not self.updates.ready(count)):
             self.updates.start(count)
         self.owed = count
@@ -201,7 +201,7 @@ class Learner:
                     journal.save(self)
                 raise
         if self.evaluations.pending is None:
-            # A copy: the run goes on before it is saved.
+            # A copy: the run continues before it is saved.
             state = copy.deepcopy(journal.state(self, with_replay=False))
             self.evaluations.request(self.agent.policy, journal.counters(), state)
         return {}

@@ -163,7 +163,7 @@ class Bundle:
         return rollout(self.env.step, self.agent.behaviour, self.explorer, obs, timer)
 
     def work(self, vec_steps: int) -> Report:
-        """One shift: make so many vec steps, and after each the updates that the pace asks for."""
+        """One shift: make `vec_steps`, and after each the updates that the pace asks for."""
         steps_done, gradients_before = 0, self.stepper.num_gradients
         server_lost = False
         try:

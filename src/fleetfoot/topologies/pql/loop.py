@@ -24,8 +24,8 @@ Deviations from the paper's code:
         learner: at most 2 `lead` vec steps old.
     [3] Statistics of observations change with the critic learner's replay, not with the actor.
 
-With `lockstep` the three take turns, update by update, each with the newest version: no lag at all. The policy learner
-then draws the rows that the critic learner has drawn, and all weights are those of `synchronous`.
+With `lockstep` the three take turns, update by update, each with the newest version, without any lag. The policy
+learner then draws the rows that the critic learner has drawn, and all weights are those of `synchronous`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LAGS = {  # of each stage: the metric, and the weights whose age it measures
 
 
 class Transport(Protocol):
-    """Has rounds made by the stages, wherever they are, and tells the coordinator of each that is finished."""
+    """Has the stages make rounds, wherever they run, and tells the coordinator when one is finished."""
 
     ahead: int  # rounds of one stage that may be begun at once
     all_here: bool  # all stages are in this process
@@ -102,10 +102,10 @@ class SplitLearnersConfig:
     policy update."""
 
     lead: int = 2
-    """Rounds (a vec step and its updates) that the actor may be ahead of the critic learner, and that one of the policy
-    learner; with 1 the actor and the critic learner take turns."""
+    """Rounds (a vec step and its updates) that the actor may be ahead of the critic learner, and the critic learner
+    ahead of the policy learner; with 1 the actor and the critic learner take turns."""
     free: bool = False
-    """After the warm-up nobody waits for anybody, whatever the ratios become."""
+    """After the warm-up no stage waits for another, whatever the ratios become."""
     lockstep: bool = False
     """The three take turns: the same weights as `synchronous`, for tests."""
     placement: Placement = InProcessConfig()
@@ -140,7 +140,7 @@ class SplitLearnersConfig:
 
 
 class Coordinator:
-    """Has the rounds made that the schedule plans, counts them in the journal, and answers for all three stages when
+    """Submits the rounds that the schedule plans, counts them in the journal, and speaks for all three stages when
     the journal writes. It works in the thread that trains; `finished` is called in any thread."""
 
     def __init__(

@@ -100,7 +100,7 @@ class Stage:
 
     @staticmethod
     def select(fresh: Transition) -> Any:
-        """What of a vec step the stage reads."""
+        """The part of a vec step that the stage reads."""
         return fresh
 
     @contextmanager

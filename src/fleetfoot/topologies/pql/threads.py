@@ -84,7 +84,7 @@ class Threads:
             for name in stage.writes
         }
         self.inboxes: dict[str, Inbox[Transition]] = {stage: Inbox() for stage in STAGES}
-        # Rounds to make. None: for a learner the end, for the actor's thread a reason to look again.
+        # Rounds to make. None ends a learner's thread, and wakes up the actor's.
         self.queues: dict[str, SimpleQueue[Round | None]] = {s: SimpleQueue() for s in STAGES}
         self.rounds_with_updates = {"critic": 0, "policy": 0}
         self.eager = False  # nothing is compiled or recorded
@@ -158,7 +158,9 @@ class Threads:
         """One round in this thread, while all stages are idle."""
         synchronize(self.device)
         self._make(planned)
-        synchronize(self.device)  # the learners go on with what was written on this thread's stream
+        synchronize(
+            self.device
+        )  # the learners continue with what was written on this thread's stream
 
     def ask(self, stage: str, method: str, *arguments: Any) -> Any:
         """What a stage answers, while all are idle."""
