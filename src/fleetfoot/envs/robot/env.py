@@ -191,6 +191,7 @@ class RobotEnv:
             critic_prefix=self._actor_size if self._extra_size else 0,
             episode_length=self.task.episode_length,
             step_seconds=self.dt,
+            description=self.describe(),
         )
 
     def _pack(self, state: State) -> Tensor:
@@ -461,15 +462,25 @@ class RobotEnv:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
-        noise = self._widths
+        noise, told = self._widths, self.task.explain()
+        usual = {"unit": None, "source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
         return {
             **self.built.describe(),
             "task": self.task.name,
             "control_hz": 1.0 / self.dt,
             "timestep": self.physics.timestep,
             "substeps": self.physics.substeps,
+            "action_delay": self.cfg.action_delay,
             "observation": [
-                {"name": name, "size": size, "noise": noise.get(name, 0.0), "sensed": name in noise}
+                {
+                    "name": name,
+                    "size": size,
+                    **usual,
+                    "noise": noise.get(name, 0.0),
+                    "sensed": name in noise,
+                    "delay": self.cfg.obs_delay if name in noise else 0,
+                    **told.get(name, {}),
+                }
                 for name, size in self.terms.items()
             ],
             "history": self.cfg.history,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -287,6 +287,32 @@ class Joystick(Task):
         cmd = self.spec.commands
         largest = {"forward": cmd.x, "sideways": cmd.y, "turning": cmd.yaw}
         return {name: (-most, most) for name, most in largest.items()}
+
+    def explain(self) -> dict[str, dict[str, Any]]:
+        """Late by one step: what moves on after the observation was made."""
+        told: dict[str, dict[str, Any]] = {
+            "joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()},
+            "joint_vel": {"unit": "rad/s"},
+            "linvel": {"unit": "m/s"},
+            "gyro": {"unit": "rad/s"},
+            "gravity": {"unit": "direction of gravity, length 1"},
+            "last_action": {"unit": "[-1, 1]", "source": "action", "late": 1},
+            "command": {"unit": "m/s, m/s, rad/s", "source": "command"},
+        }
+        if self.spec.gait is not None:
+            slow, fast = self.spec.gait.frequency
+            told["gait"] = {
+                "unit": "cosine and sine of the phase of each foot",
+                "source": "gait",
+                "late": 1,
+                "gait": {
+                    "frequency": (slow + fast) / 2,
+                    "frequencies": [slow, fast],
+                    "start": self.phases.tolist(),
+                    "stands": self.spec.gait.stands,
+                },
+            }
+        return told
 
     def _new_command(self, draw: Draw, level: Tensor | float) -> Tensor:
         command = level * (2 * draw.uniform(3) - 1) * self.largest

@@ -109,18 +109,21 @@ class Built:
         joint = model.jnt_actfrcrange[[model.joint(name).id for name in self.names]][:, 1]
         limited = model.jnt_actfrclimited[[model.joint(name).id for name in self.names]]
         force = np.minimum(force, np.where(limited.astype(bool), joint, np.inf))
+        limited = model.jnt_limited[[model.joint(name).id for name in self.names]].astype(bool)
         rows = zip(
             self.names,
             self.pose.tolist(),
             self.scale.tolist(),
-            self.low.tolist(),
-            self.high.tolist(),
+            self.offset.tolist(),
+            _or_none(self.low, limited),
+            _or_none(self.high, limited),
             model.actuator_gainprm[:, 0].tolist(),
             (model.dof_damping[self.v] - model.actuator_biasprm[:, 2]).tolist(),
-            force.tolist(),
+            _or_none(force, np.isfinite(force)),
             strict=True,
         )
-        keys = ("name", "standing", "action_scale", "low", "high", "kp", "kd", "max_torque")
+        keys = ("name", "standing", "action_scale", "action_offset", "low", "high")
+        keys += ("kp", "kd", "max_torque")
         return {
             "robot": self.robot.name,
             "joints": [dict(zip(keys, row, strict=True)) for row in rows],
@@ -140,6 +143,12 @@ class Built:
             )
         qpos = model.key_qpos[key].copy()
         return qpos, qpos[self.q]
+
+
+def _or_none(values: Array, known: NDArray[np.bool_]) -> list[float | None]:
+    """None where there is no limit."""
+    pairs = zip(values.tolist(), known.tolist(), strict=True)
+    return [value if there else None for value, there in pairs]
 
 
 def _joints(model: mujoco.MjModel) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:

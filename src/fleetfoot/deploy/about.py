@@ -1,0 +1,315 @@
+"""What an exported policy says of itself: `policy.json`, and the same inside `policy.onnx`.
+
+Everything is read with a size limit and checked field by field, since the file may come from a stranger.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetfoot.deploy import onnx_file
+from fleetfoot.errors import UserError
+
+FORMAT = "fleetfoot policy"
+VERSION = 1
+KEY = "fleetfoot.policy"  # of the metadata inside the ONNX file
+JSON_BYTES = 64 << 20  # the largest policy.json that is read
+MODEL_BYTES = 1 << 30  # the largest policy.onnx
+DTYPES = {"float32": np.float32, "uint8": np.uint8, "int64": np.int64}
+
+Array: TypeAlias = NDArray[Any]
+Source: TypeAlias = Literal["sensor", "action", "command", "gait"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the observation.
+
+    `source` says who makes it: the robot's `sensor`s; or the runner, from its last `action`s in [-1, 1], the `command`
+    or the clock of the `gait`. `late`: control steps by which it lags behind what a reader would expect.
+    """
+
+    name: str
+    size: int
+    unit: str | None = None
+    source: Source = "sensor"
+    late: int = 0
+    gait: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One joint of the robot, in the order of the actions. None: not known, or without a limit."""
+
+    name: str
+    standing: float
+    low: float | None
+    high: float | None
+    kp: float | None
+    kd: float | None
+
+
+@dataclass(frozen=True)
+class About:
+    """The checked content of `policy.json`. `raw` has everything, also what a runner does not need."""
+
+    raw: dict[str, Any]
+    name: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: Any
+    terms: tuple[Term, ...]
+    history: int
+    discrete: bool
+    action_size: int  # of a discrete action: how many there are
+    has_target: bool  # is there a physical target beside the action in [-1, 1]?
+    joints: tuple[Joint, ...]
+    control_hz: float | None
+    commands: dict[str, tuple[float, float]]
+    tasks: tuple[str, ...]
+    recorded: dict[str, Array]
+    graph_sha256: str
+
+
+def read(path: Path | str) -> tuple[About, bytes]:
+    """What a policy says of itself, and its model. `path`: an exported folder, or a single `policy.onnx`."""
+    place = Path(path)
+    folder = place if place.is_dir() else None
+    onnx = place / "policy.onnx" if folder else place
+    model = read_bytes(onnx, MODEL_BYTES)
+    onnx_file.check(model, str(onnx))
+    inside = onnx_file.metadata(model, str(onnx))
+    if KEY not in inside:
+        raise UserError(f"{onnx} was not written by fleetfoot export: it says nothing of itself.")
+    raw = parse(inside[KEY], str(onnx))
+    about = understand(raw, str(onnx))
+    if about.graph_sha256 != onnx_file.digest(model):
+        raise UserError(f"{onnx} is corrupt, or was changed: its content does not match its hash.")
+    if folder:
+        _compare(folder, raw, model)
+    return about, model
+
+
+def _compare(folder: Path, raw: dict[str, Any], model: bytes) -> None:
+    """UserError where `policy.json` does not say what the ONNX file says."""
+    path = folder / "policy.json"
+    beside = parse(read_bytes(path, JSON_BYTES).decode(errors="replace"), str(path))
+    understand(beside, str(path))
+    files = beside.pop("files", None)
+    match files:
+        case {"policy.onnx": {"sha256": str(expected)}}:
+            if hashlib.sha256(model).hexdigest() != expected:
+                raise UserError(f"{folder / 'policy.onnx'} is not the file that {path} is about.")
+        case _:
+            raise UserError(f"{path} has no field 'files' with the hash of policy.onnx.")
+    for key in sorted({*raw, *beside}):
+        if raw.get(key) != beside.get(key):
+            if key == "joints":
+                raise UserError(
+                    f"{path} has other joints, or another order of joints, than policy.onnx."
+                )
+            raise UserError(f"{path} was changed: its field {key!r} is not that of policy.onnx.")
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """A whole file; its size is looked at before memory is taken."""
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise UserError(f"{path} has {size:,} bytes; more than {limit:,} are refused.")
+        with path.open("rb") as file:
+            return file.read(limit)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} cannot be read as JSON: {' '.join(str(error).split())}.") from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise UserError(f"{name} does not describe a policy of fleetfoot.")
+    version = raw.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise UserError(f"{name} has no version.")
+    if version > VERSION:
+        raise UserError(
+            f"{name} has format {version}, this fleetfoot reads up to {VERSION}: pip install --upgrade fleetfoot"
+        )
+    return raw
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+def understand(raw: dict[str, Any], name: str) -> About:
+    """The fields that a runner needs, each of the right kind."""
+    read = _Reader(raw, name)
+    obs, action = read.table("obs"), read.table("action")
+    shape = tuple(obs.numbers("shape", int))
+    dtype = obs.choice("dtype", ("float32", "uint8"))
+    kind = action.choice("kind", ("continuous", "discrete"))
+    terms = tuple(_term(one) for one in obs.tables("terms"))
+    history = obs.number("history", int)
+    joints = tuple(_joint(one) for one in read.tables("joints"))
+    size = action.number("size", int)
+    if not shape or min(shape) < 1 or history < 1 or size < 1 or math.prod(shape) > 1 << 28:
+        raise UserError(f"{name} has sizes that make no sense: obs {shape}, action {size}.")
+    if terms and sum(term.size for term in terms) * history != math.prod(shape):
+        raise UserError(f"{name} has terms of other sizes than its observation.")
+    if joints and (len(joints) != size or len({joint.name for joint in joints}) != size):
+        raise UserError(f"{name} names {len(joints)} joints for {size} actions.")
+    hz = read.number("control_hz", float, optional=True)
+    if hz is not None and not 0.0 < hz <= 1e6:
+        raise UserError(f"{name} has a control rate of {hz} Hz.")
+    commands = read.table("commands")
+    recorded = read.table("recorded")
+    about = About(
+        raw=raw,
+        name=read.text("name"),
+        obs_shape=shape,
+        obs_dtype=DTYPES[dtype],
+        terms=terms,
+        history=history,
+        discrete=kind == "discrete",
+        action_size=size,
+        has_target=bool(action.value("has_target", bool)),
+        joints=joints,
+        control_hz=hz,
+        commands={key: _range(commands, key) for key in commands.tree},
+        tasks=tuple(read.list_of("tasks", str)),
+        recorded={key: decode(recorded.table(key).tree, name) for key in recorded.tree},
+        graph_sha256=read.text("graph_sha256"),
+    )
+    for key in ("weights_sha256", "training", "check", "made_by", "missing"):
+        read.value(key, object)
+    wanted = {"obs", "action"} | ({"task"} if about.tasks else set())
+    wanted |= {"target"} if about.has_target else set()
+    rows = {len(array) for array in about.recorded.values() if array.ndim}
+    if set(about.recorded) != wanted or len(rows) != 1 or rows == {0}:
+        raise UserError(f"{name} has no field 'recorded' with {', '.join(sorted(wanted))}.")
+    if about.recorded["obs"].shape[1:] != shape:
+        raise UserError(f"{name} has recorded observations of another shape than {shape}.")
+    return about
+
+
+def _term(read: _Reader) -> Term:
+    gait = read.tree.get("gait")
+    source = read.choice("source", ("sensor", "action", "command", "gait"))
+    if source == "gait":
+        inner = read.table("gait")
+        start = inner.numbers("start", float)
+        inner.number("frequency", float)
+        inner.value("stands", bool)
+        if read.number("size", int) != 2 * len(start):
+            raise UserError(f"{read.name} has a gait of another size than its phases.")
+    unit = read.value("unit", str) if read.tree.get("unit") is not None else None
+    return Term(
+        name=read.text("name"),
+        size=read.number("size", int),
+        unit=unit,
+        source=source,  # type: ignore[arg-type]
+        late=read.number("late", int),
+        gait=gait,
+    )
+
+
+def _joint(read: _Reader) -> Joint:
+    rest = {key: read.number(key, float, optional=True) for key in ("low", "high", "kp", "kd")}
+    return Joint(name=read.text("name"), standing=read.number("standing", float), **rest)
+
+
+def _range(read: _Reader, key: str) -> tuple[float, float]:
+    bounds = read.numbers(key, float)
+    if len(bounds) != 2:
+        raise UserError(f"{read.name} has a command {key!r} without two bounds.")
+    return bounds[0], bounds[1]
+
+
+class _Reader:
+    """Takes fields out of a JSON object; whatever is missing or of another kind is one line."""
+
+    def __init__(self, tree: dict[str, Any], name: str, inside: str = "") -> None:
+        self.tree, self.name, self.inside = tree, name, inside
+
+    def value(self, key: str, kind: Any) -> Any:
+        if key not in self.tree:
+            raise UserError(f"{self.name} has no field {self.inside + key!r}.")
+        found = self.tree[key]
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind not in (bool, object)):
+            raise UserError(f"{self.name} has a field {self.inside + key!r} of the wrong kind.")
+        return found
+
+    def text(self, key: str) -> str:
+        return str(self.value(key, str))
+
+    def number(self, key: str, kind: Any, *, optional: bool = False) -> Any:
+        if optional and key in self.tree and self.tree[key] is None:
+            return None
+        found = self.value(key, (int, float) if kind is float else int)
+        if abs(found) > 1e15:
+            raise UserError(f"{self.name} has a field {self.inside + key!r} of the wrong kind.")
+        return kind(found)
+
+    def numbers(self, key: str, kind: Any) -> list[Any]:
+        return self.list_of(key, (int, float) if kind is float else int)
+
+    def list_of(self, key: str, kind: Any) -> list[Any]:
+        found = self.value(key, list)
+        if not all(isinstance(one, kind) and not isinstance(one, bool) for one in found):
+            raise UserError(f"{self.name} has a field {self.inside + key!r} of the wrong kind.")
+        return list(found)
+
+    def choice(self, key: str, options: Sequence[str]) -> str:
+        found = self.text(key)
+        if found not in options:
+            raise UserError(f"{self.name} has {self.inside + key!r} = {found!r}, which is unknown.")
+        return found
+
+    def table(self, key: str) -> _Reader:
+        return _Reader(self.value(key, dict), self.name, f"{self.inside}{key}.")
+
+    def tables(self, key: str) -> list[_Reader]:
+        rows = self.list_of(key, dict)
+        return [_Reader(row, self.name, f"{self.inside}{key}.{i}.") for i, row in enumerate(rows)]
+
+
+def encode(array: Array) -> dict[str, Any]:
+    """An array as JSON: numbers where a person may read them, base64 for images."""
+    head = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    if array.dtype == np.uint8:
+        return head | {"base64": base64.b64encode(array.tobytes()).decode()}
+    return head | {"numbers": array.reshape(-1).tolist()}
+
+
+def decode(tree: dict[str, Any], name: str) -> Array:
+    match tree:
+        case {"dtype": str(kind), "shape": list(shape), **rest} if kind in DTYPES:
+            dtype = DTYPES[kind]
+        case _:
+            raise UserError(f"{name} has recorded arrays without a kind and a shape.")
+    try:
+        if "base64" in rest:
+            flat = np.frombuffer(base64.b64decode(rest["base64"], validate=True), dtype)
+        else:
+            flat = np.array(rest["numbers"], dtype)
+        array: Array = flat.reshape(shape)
+    except (KeyError, ValueError, TypeError, OverflowError, binascii.Error):
+        raise UserError(f"{name} has recorded arrays that cannot be read.") from None
+    if not np.isfinite(array).all():
+        raise UserError(f"{name} has recorded arrays with numbers that are not finite.")
+    return array
