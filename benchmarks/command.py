@@ -43,6 +43,10 @@ BENCHMARKS = {
         "speed.robot:bench_robot",
         "robots: the vec step beside the bare physics, and recorded against eager",
     ),
+    "deploy": (
+        "speed.deploy:bench_deploy",
+        "an exported policy: one control step on one core, without torch",
+    ),
     "playground-check": (
         "speed.playground_check:check_playground",
         "Playground on a GPU: contract, zero copies, final observations",

@@ -61,7 +61,7 @@ def export_run(
     policy, spec = api.load_policy(folder, which)
     chosen = api.which_there_is(folder, which)
     loaded = checkpoint.load(folder, which=chosen, with_replay=False)
-    module = graph.Exported(policy.network, spec).eval()
+    module = graph.Exported(policy.network, spec).eval().requires_grad_(False)
     obs, source = observe(recipe, spec, policy.network, CHECKED, draw=draw)
     described = describe.describe(recipe, spec) | {
         "training": describe.training(recipe, Path(folder), chosen, loaded),
@@ -151,8 +151,8 @@ def _live(module: graph.Exported, obs: Obs, given: list[Tensor]) -> dict[str, ND
 
 
 def compare(action: NDArray[Any], live: dict[str, NDArray[Any]], spec: EnvSpec) -> float:
-    """The largest difference of actions in [-1, 1]. Of discrete actions: by how much one scores less than the live policy's,
-    where scores are known, or else the share of other actions."""
+    """The largest difference of actions in [-1, 1]. Of discrete actions: by how much one scores less than the live
+    policy's, where scores are known, or else the share of other actions."""
     wanted = live["action"]
     if action.shape != wanted.shape:
         return float("inf")
