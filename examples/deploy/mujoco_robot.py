@@ -2,8 +2,8 @@
 
     python examples/deploy/mujoco_robot.py EXPORTED [--seconds 10] [--forward 0.5]
 
-It needs numpy, onnxruntime and mujoco, and no torch. The policy is any export of the robots in the package (Go1, T1, G1);
-time is that of the simulation, so that a slow computer changes nothing. docs/guides/deploy.md explains the loop.
+It needs numpy, onnxruntime and mujoco, and no torch. The policy is any export of the robots in the package (Go1, T1,
+G1). Time is that of the simulation, so that a slow computer changes nothing. docs/guides/deploy.md explains the loop.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def exported(env: VecEnv, folder: Path, rows: int = 64) -> deploy.Policy:
 def test_the_loop_in_plain_mujoco_equals_the_training_environment(
     name: str, history: int, tmp_path: Path
 ) -> None:
-    """Both begin in one state. The runner drives MuJoCo, the live network drives the environment: positions stay the same,
-    step for step, through contacts, history, last actions and the clock of the gait."""
+    """Both begin in one state. The runner drives MuJoCo, the live network drives the environment: positions stay the
+    same, step for step, through contacts, history, last actions and the clock of the gait."""
     module = example()
     conditions = ConditionsConfig(noise=0.0, history=history)
     env = RobotConfig(robot=name, variant="stock", conditions=conditions).build(1, 3, CPU)
@@ -74,8 +74,8 @@ def test_the_loop_in_plain_mujoco_equals_the_training_environment(
     if gait is not None:  # the environment draws the frequency; the runner takes the middle
         turn = 2 * np.pi * env.dt * float(gait.gait["frequency"])  # type: ignore[index]
         env._state["phase_step"].fill_(turn)
-    worst = 0.0
-    for t in range(STEPS):
+    worst, steps = 0.0, 0
+    while steps < STEPS:
         order = controller.step(robot.read(), command_of(env, obs.actor[0]))
         assert order.mode == "policy", order.why
         robot.write(order)
@@ -84,9 +84,9 @@ def test_the_loop_in_plain_mujoco_equals_the_training_environment(
             step = env.step(network(obs))
         if bool(step.terminated | step.truncated):
             break
-        obs = step.obs
+        obs, steps = step.obs, steps + 1
         worst = max(worst, float(np.abs(robot.data.qpos - env.engine.qpos[0].numpy()).max()))
-    assert t >= 20
+    assert steps >= 20
     assert worst < 1e-4
 
 
