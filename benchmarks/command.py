@@ -64,6 +64,10 @@ BENCHMARKS = {
         "studies.gorila_bundles:gorila_bundles",
         "Gorila: 1 to 4 bundles at equal work of each",
     ),
+    "deploy-return": (
+        "studies.deploy_return:deploy_return",
+        "an exported robot in plain MuJoCo under the deploy loop, beside evaluate",
+    ),
     "wmpg": ("studies.wmpg:wmpg", "WMPG beside AC and MAC: real episodes until solved"),
     "wmpg-variance": (
         "studies.wmpg_variance:wmpg_variance",

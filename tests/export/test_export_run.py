@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,18 @@ def test_a_robot_is_exported_with_all_it_needs(
     program = torch.export.load(out / "policy.pt2").module()
     again = program(torch.from_numpy(physical.reshape(1, -1)))[0][0]
     assert np.allclose(answer.action, again.numpy(), atol=1e-5)
+
+
+def test_a_run_without_a_stored_description_asks_its_environment(
+    go1: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "run"
+    shutil.copytree(go1, old)
+    stored = json.loads((old / "spec.json").read_text())
+    assert stored.pop("description")["joints"]
+    (old / "spec.json").write_text(json.dumps(stored))
+    assert len(deploy.load(export_run(old).folder).about.joints) == 12
+    assert export_run(old, draw=True).missing
 
 
 def test_what_an_environment_cannot_tell_is_said(

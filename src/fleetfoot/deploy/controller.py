@@ -111,6 +111,11 @@ class Controller:
         self.steps = self.bad_steps = self._bad_in_a_row = 0
         self.damping = False
 
+    @property
+    def last_action(self) -> Numbers:
+        """In [-1, 1], as the policy gave it."""
+        return self._actions[-1]
+
     def step(
         self, senses: Mapping[str, ArrayLike], command: ArrayLike = (), *, late: float = 0.0
     ) -> Order:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +19,32 @@ from fleetfoot.recipe import Recipe
 ENVS = 10  # environments that are recorded, side by side
 
 
+class Observed(NamedTuple):
+    """Observations, where they come from, and what their environment told, if there was one."""
+
+    obs: Obs
+    source: str
+    description: Mapping[str, Any] = {}
+
+
 def observe(
     recipe: Recipe, spec: EnvSpec, policy: nn.Module, rows: int, *, draw: bool = False
-) -> tuple[Obs, str]:
-    """`rows` observations, and where they come from. `draw`: build no environment."""
+) -> Observed:
+    """So many rows. `draw`: build no environment."""
     if not draw:
         try:
-            return record(recipe, spec, policy, rows), "recorded in the evaluation environment"
+            return record(recipe, spec, policy, rows)
         except UserError as error:
             warnings.warn(
                 f"the evaluation environment cannot be built here ({error}); observations are drawn instead",
                 Notice,
                 stacklevel=2,
             )
-    return drawn(spec, policy, rows), _source(spec, policy)
+    return Observed(drawn(spec, policy, rows), _source(spec, policy))
 
 
 @torch.no_grad()
-def record(recipe: Recipe, spec: EnvSpec, policy: nn.Module, rows: int) -> Obs:
+def record(recipe: Recipe, spec: EnvSpec, policy: nn.Module, rows: int) -> Observed:
     """What the greedy policy sees in environments of its own, on the CPU."""
     seed, cpu = recipe.seeds().evaluation, torch.device("cpu")
     env: VecEnv = build_env(recipe.env.for_evaluation(), ENVS, seed, cpu, recipe.env_timeout)
@@ -53,7 +63,8 @@ def record(recipe: Recipe, spec: EnvSpec, policy: nn.Module, rows: int) -> Obs:
     task = None
     if spec.tasks:
         task = torch.cat([one.task for one in seen if one.task is not None])[:rows]
-    return Obs(actor, actor, task)
+    source = "recorded in the evaluation environment"
+    return Observed(Obs(actor, actor, task), source, env.spec.description)
 
 
 def drawn(spec: EnvSpec, policy: nn.Module, rows: int) -> Obs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -61,8 +62,10 @@ def export_run(
     policy, spec = api.load_policy(folder, which)
     chosen = api.which_there_is(folder, which)
     loaded = checkpoint.load(folder, which=chosen, with_replay=False)
+    obs, source, told = observe(recipe, spec, policy.network, CHECKED, draw=draw)
+    if not spec.description:  # a run of a version that stored none
+        spec = dataclasses.replace(spec, description=told)
     module = graph.Exported(policy.network, spec).eval().requires_grad_(False)
-    obs, source = observe(recipe, spec, policy.network, CHECKED, draw=draw)
     described = describe.describe(recipe, spec) | {
         "training": describe.training(recipe, Path(folder), chosen, loaded),
         "made_by": describe.made_by(),
