@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,20 @@ def test_targets_stay_within_the_limits_of_the_joints(policy: deploy.Policy) -> 
     for target, order in (([9.0, 9.0], [0.4, 9.0]), ([-9.0, -9.0], [-0.3, -9.0])):
         told.answer = np.array(target, np.float32)
         assert np.allclose(controller.step(SENSES, [0.0]).target, order)
+
+
+def test_a_joint_that_is_told_a_force_gets_none_where_it_damps(policy: deploy.Policy) -> None:
+    told = Answers(policy)
+    hip = replace(policy.about.joints[0], servo=False, target_low=-3.0, target_high=3.0, kp=0.0)
+    told.about = replace(policy.about, joints=(hip, policy.about.joints[1]))
+    controller = deploy.Controller(told, patience=0)
+    assert controller.step({}, [0.0]).target.tolist() == [0.0, -1.0]
+    controller.reset()
+    told.answer = np.array(
+        [9.0, 0.5], np.float32
+    )  # beyond the joint's position, which is not meant
+    assert controller.step(SENSES, [0.0]).target.tolist() == [3.0, 0.5]
+    assert controller.step({}, [0.0]).target.tolist() == [0.0, 0.5]
 
 
 def test_commands_stay_within_their_ranges(policy: deploy.Policy) -> None:

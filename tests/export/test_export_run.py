@@ -102,9 +102,7 @@ def test_a_robot_is_exported_with_all_it_needs(
     assert np.allclose(answer.action, again.numpy(), atol=1e-5)
 
 
-def test_a_run_without_a_stored_description_asks_its_environment(
-    go1: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_a_stored_description_asks_its_environment(go1: Path, tmp_path: Path) -> None:
     old = tmp_path / "run"
     shutil.copytree(go1, old)
     stored = json.loads((old / "spec.json").read_text())

@@ -66,17 +66,25 @@ class Plain(nn.Module):
         return torch.tanh(self.net(self.norm(obs.actor)))
 
 
+def between(low: float | None, high: float | None) -> dict[str, float | None]:
+    return {"low": low, "high": high, "target_low": low, "target_high": high}
+
+
 def leg(history: int = 2, **changes: Any) -> EnvSpec:
     """A leg with two joints that is told a speed."""
-    joint = {"action_scale": 0.5, "kp": 30.0, "kd": 1.0, "max_torque": None}
+    joint = {"servo": True, "action_scale": 0.5, "kp": 30.0, "kd": 1.0, "max_torque": None}
     usual = {"source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
     description: dict[str, Any] = {
         "robot": "leg",
         "joints": [
-            {"name": "hip", "standing": 0.1, "action_offset": 0.1, "low": -0.3, "high": 0.4}
-            | joint,
-            {"name": "knee", "standing": -1.0, "action_offset": -1.0, "low": None, "high": None}
-            | joint,
+            {"name": "hip", "standing": 0.1, "action_offset": 0.1, **joint, **between(-0.3, 0.4)},
+            {
+                "name": "knee",
+                "standing": -1.0,
+                "action_offset": -1.0,
+                **joint,
+                **between(None, None),
+            },
         ],
         "observation": [
             {"name": "joint_pos", "size": 2, "unit": "rad", **usual, "offset": [0.1, -1.0]},

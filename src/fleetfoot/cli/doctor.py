@@ -134,6 +134,7 @@ def extras() -> list[Finding]:
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
+        ("export", "onnxscript", "export"),
         ("comparisons", "rliable", "compare"),
         ("bench peers", "stable-baselines3", "bench"),
     ]

@@ -53,9 +53,12 @@ class Joint:
     """One joint of the robot, in the order of the actions. None: not known, or without a limit."""
 
     name: str
+    servo: bool  # it is told a position; otherwise a force
     standing: float
-    low: float | None
+    low: float | None  # of its position
     high: float | None
+    target_low: float | None  # of what it may be told
+    target_high: float | None
     kp: float | None
     kd: float | None
 
@@ -229,8 +232,10 @@ def _term(read: _Reader) -> Term:
 
 
 def _joint(read: _Reader) -> Joint:
-    rest = {key: read.number(key, float, optional=True) for key in ("low", "high", "kp", "kd")}
-    return Joint(name=read.text("name"), standing=read.number("standing", float), **rest)
+    keys = ("low", "high", "target_low", "target_high", "kp", "kd")
+    rest = {key: read.number(key, float, optional=True) for key in keys}
+    servo, standing = read.value("servo", bool), read.number("standing", float)
+    return Joint(name=read.text("name"), servo=servo, standing=standing, **rest)
 
 
 def _range(read: _Reader, key: str) -> tuple[float, float]:

@@ -2,13 +2,13 @@
 
 One control step:
 
-    senses, command -> observation -> policy -> target, within the limits of the joints -> order for the robot
+    senses, command -> observation -> policy -> target, within the limits of the joint -> order for the robot
 
 A step is *bad* where a sense is missing, of another size or not finite, where the policy's answer is not finite, or
 where the step comes later than a whole control period. What a bad step does is the *fallback*:
 
     hold   the last target once more. After `patience` bad steps in a row the controller changes to damp
-    damp   no stiffness (kp = 0), damping as given, until `reset`: the robot sinks instead of falling
+    damp   no stiffness (kp = 0), no force, damping as given: the robot sinks instead of falling
 
 Once it damps, it damps until `reset`, whatever the senses say.
 """
@@ -70,9 +70,11 @@ class Controller:
         self.senses = tuple(term.name for term in self.terms if term.source == "sensor")
         self.command_size = sum(term.size for term in self.terms if term.source == "command")
         joint = about.joints
-        self.low = _column([j.low for j in joint], -math.inf, about.action_size)
-        self.high = _column([j.high for j in joint], math.inf, about.action_size)
-        self.standing = _column([j.standing for j in joint], 0.0, about.action_size)
+        self.low = _column([j.target_low for j in joint], -math.inf, about.action_size)
+        self.high = _column([j.target_high for j in joint], math.inf, about.action_size)
+        # What a joint is told before the first good step: its standing position, or no force.
+        self.standing = _column([j.standing * j.servo for j in joint], 0.0, about.action_size)
+        self.servo = np.array([j.servo for j in joint] or [True] * about.action_size)
         known = bool(joint) and all(j.kp is not None and j.kd is not None for j in joint)
         self.kp = _column([j.kp for j in joint], 0.0, about.action_size) if known else None
         self.kd = _column([j.kd for j in joint], 0.0, about.action_size) if known else None
@@ -139,10 +141,10 @@ class Controller:
         return self._order("damp" if self.damping else "hold", why)
 
     def _order(self, mode: Literal["policy", "hold", "damp"], why: str) -> Order:
-        kp = self.kp
-        if mode == "damp" and kp is not None:
-            kp = np.zeros_like(kp)
-        return Order(self._target, kp, self.kd, mode, why)
+        if mode != "damp":
+            return Order(self._target, self.kp, self.kd, mode, why)
+        kp = None if self.kp is None else np.zeros_like(self.kp)
+        return Order(np.where(self.servo, self._target, 0.0), kp, self.kd, mode, why)
 
     def _late(self, late: float) -> str:
         if self.period is not None and late > self.period:

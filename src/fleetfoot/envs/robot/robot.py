@@ -110,20 +110,27 @@ class Built:
         limited = model.jnt_actfrclimited[[model.joint(name).id for name in self.names]]
         force = np.minimum(force, np.where(limited.astype(bool), joint, np.inf))
         limited = model.jnt_limited[[model.joint(name).id for name in self.names]].astype(bool)
+        low, high = np.where(limited, [self.low, self.high], [[-np.inf], [np.inf]])
+        # What an actuator may be told: its own range and, where it is told a position, that of the joint.
+        told = model.actuator_ctrllimited.astype(bool)[:, None]
+        span = np.where(told, model.actuator_ctrlrange, [-np.inf, np.inf])
         rows = zip(
             self.names,
+            self.servo.tolist(),
             self.pose.tolist(),
             self.scale.tolist(),
             self.offset.tolist(),
-            _or_none(self.low, limited),
-            _or_none(self.high, limited),
-            model.actuator_gainprm[:, 0].tolist(),
+            _or_none(low),
+            _or_none(high),
+            _or_none(np.maximum(span[:, 0], np.where(self.servo, low, -np.inf))),
+            _or_none(np.minimum(span[:, 1], np.where(self.servo, high, np.inf))),
+            np.where(self.servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
             (model.dof_damping[self.v] - model.actuator_biasprm[:, 2]).tolist(),
-            _or_none(force, np.isfinite(force)),
+            _or_none(force),
             strict=True,
         )
-        keys = ("name", "standing", "action_scale", "action_offset", "low", "high")
-        keys += ("kp", "kd", "max_torque")
+        keys = ("name", "servo", "standing", "action_scale", "action_offset", "low", "high")
+        keys += ("target_low", "target_high", "kp", "kd", "max_torque")
         return {
             "robot": self.robot.name,
             "joints": [dict(zip(keys, row, strict=True)) for row in rows],
@@ -145,10 +152,9 @@ class Built:
         return qpos, qpos[self.q]
 
 
-def _or_none(values: Array, known: NDArray[np.bool_]) -> list[float | None]:
+def _or_none(values: Array) -> list[float | None]:
     """None where there is no limit."""
-    pairs = zip(values.tolist(), known.tolist(), strict=True)
-    return [value if there else None for value, there in pairs]
+    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _joints(model: mujoco.MjModel) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
