@@ -58,6 +58,10 @@ BENCHMARKS = {
         "learning: wall-clock and return beside Stable-Baselines3",
     ),
     "curves": ("studies.recipe_curves:recipe_curves", "learning curves of a recipe, several seeds"),
+    "many-actions": (
+        "studies.many_actions:many_actions",
+        "DAA: gradient variance over the actions per state, and curves beside PPO",
+    ),
     "pong": ("studies.pong:pong", "Pong: Ape-X and one process, until solved"),
     "apex-actors": ("studies.apex_actors:apex_actors", "Ape-X: 1 to 8 actors at equal updates"),
     "gorila-bundles": (
@@ -81,6 +85,10 @@ BENCHMARKS = {
     "split-learners": (
         "studies.split_learners:split_learners",
         "seconds to a return: split_learners, synchronous, overlap",
+    ),
+    "weekend": (
+        "studies.weekend:weekend",
+        "a run whose processes are killed every minute: memory, descriptors, counters",
     ),
 }
 

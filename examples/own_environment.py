@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
         ends = f"{report.terminations} terminations, {report.truncations} truncations"
         print(f"{report.spec.name}: passed; {ends}; not tried: {report.untried or 'nothing'}")
     if "--train" in arguments:
-        recipe = replace(recipes.get("fast_td3/pendulum"), name="springs", env=SpringsConfig())
+        recipe = replace(recipes.get("flash_sac/own"), name="springs", env=SpringsConfig())
         print(f"last return {train(recipe).last_return:.1f}")
 
 

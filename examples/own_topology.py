@@ -30,7 +30,7 @@ class TwoHalvesConfig:
         vec_steps = rollout(
             parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, journal.timer
         )
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, journal.rescuing(parts, lambda: interrupt.asked):
             while not (journal.finished or interrupt.stops(journal.vec_steps)):
                 fresh = next(vec_steps)
                 parts.append(fresh)  # agent.observe, replay.append, and `owed` grows

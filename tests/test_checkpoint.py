@@ -26,6 +26,7 @@ from fleetfoot.checkpoint import Checkpoint, CheckpointConfig, load, pack, read,
 from fleetfoot.checkpoint import write as writing
 from fleetfoot.checkpoint.read import seal
 from fleetfoot.checkpoint.tree import DTYPES
+from fleetfoot.checkpoint.version import VERSION
 from fleetfoot.config import from_json, to_json
 from fleetfoot.errors import UserError
 
@@ -433,7 +434,7 @@ def test_a_truncated_or_missing_file_is_named(tmp_path: Path, name: str) -> None
         file.write_bytes(good[:size])
         with pytest.raises(UserError, match=name) as error:
             load(tmp_path)
-        assert "no other checkpoint there is whole" in one_line(error)
+        assert "no other checkpoint there is intact" in one_line(error)
     file.unlink()
     with pytest.raises(UserError, match=f"{name} is missing"):
         load(tmp_path / "000000001" if name != "state.json" else tmp_path)
@@ -480,8 +481,8 @@ def forge(folder: Path, **changes: Any) -> None:
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = save(Checkpoint(tmp_path), 1)
-    forge(path, version=2)
-    with pytest.raises(UserError, match=r"has format 2.*pip install --upgrade"):
+    forge(path, version=VERSION + 1)
+    with pytest.raises(UserError, match=rf"has format {VERSION + 1}.*pip install --upgrade"):
         load(path)
 
 

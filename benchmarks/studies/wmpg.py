@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot import recipes
-from fleetfoot.config import to_json
+from fleetfoot.config import dumps
 from fleetfoot.data import Transition
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, writing
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Parts, build_parts
@@ -34,6 +35,7 @@ def wmpg(
     seeds: int = 10,
     total_vec_steps: int | None = None,
     processes: int = 0,
+    runs: Path = Path("runs/wmpg"),
     picture: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Training returns over real episodes; a run ends where the mean of 20 solves the task, or its steps are over.
@@ -43,6 +45,7 @@ def wmpg(
     :param seeds: Seeds of each.
     :param total_vec_steps: Length of a run that does not solve the task; None: as the recipe says.
     :param processes: Runs at the same time, one thread each; 0: one per core.
+    :param runs: Folder of the results of the runs; one that is there already is read, not trained again.
     :param picture: PNG to draw (needs matplotlib).
     """
     if task not in SOLVED:
@@ -53,19 +56,30 @@ def wmpg(
             recipe = recipes.get(f"{agent}/{task}")
             length = total_vec_steps or recipe.total_vec_steps
             changes: dict[str, Any] = {"seed": seed, "device": "cpu", "threads": 1}
-            jobs.append((replace(recipe, total_vec_steps=length, **changes), SOLVED[task]))
-    runs: list[dict[str, Any]] = []
+            job = replace(recipe, total_vec_steps=length, **changes)
+            jobs.append((job, SOLVED[task], runs / f"{agent}-{task}-seed{seed}.json"))
+    found: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(processes or usable_cores()) as pool:
         for run in pool.imap_unordered(_run, jobs):
-            runs.append(run)
-            yield {"task": task, "solved_at": SOLVED[task], **summary(runs, agents), "runs": runs}
+            found.append(run)
+            found.sort(key=lambda run: (agents.index(run["agent"]), run["seed"]))
+            yield {"task": task, "solved_at": SOLVED[task], **summary(found, agents), "runs": found}
     if picture is not None:
-        draw(runs, agents, SOLVED[task], picture)
+        draw(found, agents, SOLVED[task], picture)
 
 
-def _run(job: tuple[Recipe, float]) -> dict[str, Any]:
+def _run(job: tuple[Recipe, float, Path]) -> dict[str, Any]:
+    recipe, solved, place = job
     torch.set_num_threads(1)
-    return until_solved(*job)
+    if place.exists():
+        known: dict[str, Any] = json.loads(place.read_text())
+        if known["recipe"] == json.loads(dumps(recipe)):
+            return known
+    result = until_solved(recipe, solved)
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(result))
+    return result
 
 
 def until_solved(recipe: Recipe, solved: float) -> dict[str, Any]:
@@ -102,7 +116,7 @@ def until_solved(recipe: Recipe, solved: float) -> dict[str, Any]:
         "last_returns": round(statistics.mean(window), 1) if window else None,
         "imagination_trusted": round(statistics.mean(trusted), 3) if trusted else None,
         "seconds": round(time.perf_counter() - begun, 1),
-        "recipe": to_json(recipe),
+        "recipe": json.loads(dumps(recipe)),
         "returns": [round(value, 1) for value in returns],
         "ends": ends,
     }
@@ -110,9 +124,8 @@ def until_solved(recipe: Recipe, solved: float) -> dict[str, Any]:
 
 def training(parts: Parts) -> Iterator[tuple[Transition, dict[str, Tensor]]]:
     """Vec steps, with the metrics of the update that followed each, if one did."""
-    steps = rollout(
-        parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, lambda _: nullcontext()
-    )
+    timer = StepTimer(parts.device)
+    steps = rollout(parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, timer)
     for fresh in steps:
         parts.append(fresh)
         metrics: dict[str, Tensor] = {}

@@ -1,4 +1,7 @@
-"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else."""
+"""The library from Python: train, resume, load, evaluate, record. The command line calls these and nothing else.
+
+More than 300 lines: all that a program may call is on one page.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,19 @@ from torch import nn
 from fleetfoot import checkpoint, record
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
 from fleetfoot.evaluate import Evaluation, Evaluator
 from fleetfoot.guard import build_env
 from fleetfoot.policy import TrainedPolicy
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
     check_changes,
+    check_sealed,
     clear,
     differences,
     folder_lock,
     has_checkpoint,
+    is_checkpoint,
     may_change,
     new_folder,
     new_run,
@@ -36,6 +41,7 @@ from fleetfoot.run.folder import (
     seed_folders,
     write_recipe,
 )
+from fleetfoot.run.loading import buildable, check_finite
 from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
 from fleetfoot.topologies.multi_seed import seeds as multi_seed
@@ -85,13 +91,17 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
             raise
 
 
-def resume_seeds(folder: Path | str, *, restart: bool = False, **changes: Any) -> list[Result]:
-    """`resume` for the seeds in the folder of `train_seeds`: those that are not finished go on."""
-    stored = read_recipe(_seeds_in(folder)[0])
-    return resume_seeds_as(folder, _changed(stored, changes), restart=restart)
+def resume_seeds(
+    folder: Path | str, *, restart: bool = False, delete_checkpoints: bool = False, **changes: Any
+) -> list[Result]:
+    """`resume` for the seeds in the folder of `train_seeds`: continues those that are not finished."""
+    recipe = _changed(read_recipe(_seeds_in(folder)[0]), changes)
+    return resume_seeds_as(folder, recipe, restart=restart, delete_checkpoints=delete_checkpoints)
 
 
-def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> list[Result]:
+def resume_seeds_as(
+    folder: Path | str, recipe: Recipe, *, restart: bool = False, delete_checkpoints: bool = False
+) -> list[Result]:
     """`resume_as`, likewise; `recipe` is that of the first seed."""
     folders = _seeds_in(folder)
     stored = [read_recipe(seed_folder) for seed_folder in folders]
@@ -100,15 +110,19 @@ def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False
         for path in differences(dataclasses.replace(stored[0], seed=other.seed), other):
             if not may_change(path):
                 raise UserError(
-                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot go on together; "
+                    f"{seed_folder} has another {path} than {folders[0]}, so they cannot be resumed together; "
                     "resume each by itself."
                 )
     with process_group() as ranks, contextlib.ExitStack() as stack:
         _check_seeds(recipe, ranks)
         for seed_folder in folders:
             stack.enter_context(folder_lock(seed_folder))
-        if not (restart or any(has_checkpoint(seed_folder) for seed_folder in folders)):
-            raise _no_checkpoint(Path(folder))
+        begun = [has_checkpoint(seed_folder) for seed_folder in folders]
+        for seed_folder, has_begun, own in zip(folders, begun, stored, strict=True):
+            if has_begun:
+                check_sealed(seed_folder, own)
+            else:
+                _check_restart(seed_folder, restart or any(begun), delete_checkpoints)
         if all(multi_seed.is_finished(seed_folder, recipe) for seed_folder in folders):
             raise _finished(Path(folder), recipe.total_vec_steps)
         for seed_folder, other in zip(folders, stored, strict=True):
@@ -118,12 +132,16 @@ def resume_seeds_as(folder: Path | str, recipe: Recipe, *, restart: bool = False
         return multi_seed.train(recipe, [other.seed for other in stored], folders)
 
 
-def resume(folder: Path | str, *, restart: bool = False, **changes: Any) -> Result:
+def resume(
+    folder: Path | str, *, restart: bool = False, delete_checkpoints: bool = False, **changes: Any
+) -> Result:
     """Go on from the last checkpoint, with `changes` to the fields in `RESUMABLE`.
 
-    `restart` trains from the start a run that was stopped before its first checkpoint.
+    `restart` trains from the start a run that was stopped before its first checkpoint; `delete_checkpoints` allows that
+    also where last.json is lost and whole checkpoints are there.
     """
-    return resume_as(folder, _changed(read_recipe(folder), changes), restart=restart)
+    recipe = _changed(read_recipe(folder), changes)
+    return resume_as(folder, recipe, restart=restart, delete_checkpoints=delete_checkpoints)
 
 
 def _changed(stored: Recipe, changes: dict[str, Any]) -> Recipe:
@@ -133,18 +151,23 @@ def _changed(stored: Recipe, changes: dict[str, Any]) -> Recipe:
     return dataclasses.replace(stored, **changes)
 
 
-def resume_as(folder: Path | str, recipe: Recipe, *, restart: bool = False) -> Result:
+def resume_as(
+    folder: Path | str, recipe: Recipe, *, restart: bool = False, delete_checkpoints: bool = False
+) -> Result:
     """`resume` with the whole recipe given; it may differ from the stored one in the fields in `RESUMABLE`."""
     place = run_of(folder)
-    check_changes(read_recipe(folder), recipe)
+    stored = read_recipe(folder)
+    check_changes(stored, recipe)
     with process_group() as ranks, contextlib.ExitStack() as stack:
         with ranks.raise_together():
             _check(recipe, ranks)
             if ranks.first:
                 stack.enter_context(folder_lock(place))
-            begun = has_checkpoint(place)
-            if not (begun or restart):
-                raise _no_checkpoint(place)
+            begun = has_checkpoint(place) or is_checkpoint(folder)
+            if not begun:
+                _check_restart(place, restart, delete_checkpoints)
+            else:
+                check_sealed(folder, stored)
             state = _last_state(folder, recipe, ranks) if begun else None
         with ranks.raise_together():  # only now: no rank has found anything wrong
             if ranks.first:
@@ -161,15 +184,23 @@ def _seeds_in(folder: Path | str) -> list[Path]:
     return folders
 
 
-def _no_checkpoint(folder: Path) -> UserError:
-    return UserError(
-        f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
-    )
+def _check_restart(folder: Path, restart: bool, delete_checkpoints: bool) -> None:
+    """UserError unless a run without a last.json may be trained from the start."""
+    whole = checkpoint.whole_beside(folder / "checkpoints")
+    if whole is not None and not (restart and delete_checkpoints):
+        delete = "; --restart deletes it only together with --delete-checkpoints" if restart else ""
+        raise UserError(
+            f"{folder} has no last.json, but {whole} is whole: fleetfoot resume {whole} goes on from it{delete}."
+        )
+    if not restart:
+        raise UserError(
+            f"{folder} was stopped before its first checkpoint; add --restart to train it from the start."
+        )
 
 
 def _finished(folder: Path, step: int) -> UserError:
     return UserError(
-        f"{folder} is finished after {step:,} vec steps; to go on, give --total-vec-steps a larger number."
+        f"{folder} is finished after {step:,} vec steps; to continue, give a larger --total-vec-steps."
     )
 
 
@@ -242,7 +273,8 @@ def evaluate_run(
     recipe = read_recipe(folder)
     chosen = recipe.seeds().evaluation if seed is None else seed
     cfg = dataclasses.replace(recipe.evaluation, episodes=episodes)
-    evaluator = Evaluator(recipe.env, cfg, chosen, resolve_device(device), recipe.env_timeout)
+    with buildable():
+        evaluator = Evaluator(recipe.env, cfg, chosen, resolve_device(device), recipe.env_timeout)
     try:
         return evaluator(_policy(recipe, evaluator.env.spec, Path(folder), which, device))
     finally:
@@ -276,24 +308,33 @@ def record_run(
 
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:
-    loaded = checkpoint.load(folder, which=which_there_is(folder, which), with_replay=False)
-    agent = recipe.build_agent(spec, resolve_device(device))
+    which = which_there_is(folder, which)
+    check_sealed(folder, recipe, which)
+    loaded = checkpoint.load(folder, which=which, with_replay=False)
+    with buildable():
+        agent = recipe.build_agent(spec, resolve_device(device))
     # The policy alone: the rest of the agent's state is tied to the number of environments and the device of training.
     try:
-        agent.policy.load_state_dict(loaded.state["agent"]["policy"])
-    except (KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
+        policy = loaded.state["agent"]["policy"]
+        checkpoint.check_fits(policy, agent.policy.state_dict(), "policy")
+        agent.policy.load_state_dict(policy)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"the checkpoint in {folder} does not fit its recipe.json: {reason}"
+            f"the checkpoint in {folder} does not fit its recipe.json: {one_line(error)}"
         ) from error
+    try:
+        check_finite(policy)
+    except UserError as error:
+        raise UserError(f"the policy of {loaded.folder} is of no use: {error}.") from None
     return agent.policy.eval()
 
 
 @contextlib.contextmanager
 def _evaluation_env(recipe: Recipe, seed: int) -> Iterator[VecEnv]:
     """One environment, on the CPU."""
-    config, cpu = recipe.env.for_evaluation(), torch.device("cpu")
-    env = build_env(config, 1, seed, cpu, recipe.env_timeout)
+    with buildable():
+        config, cpu = recipe.env.for_evaluation(), torch.device("cpu")
+        env = build_env(config, 1, seed, cpu, recipe.env_timeout)
     try:
         yield env
     finally:

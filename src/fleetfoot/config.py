@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import types
@@ -19,6 +20,7 @@ from fleetfoot.errors import UserError, nearest
 T = TypeVar("T")
 
 PARTS: dict[str, type] = {}
+MOST_FLOAT, MOST_INT = 3.4e38, 2**63  # what tensors of float32 and int64 can hold
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -52,7 +54,7 @@ def check_types(value: Any) -> None:
             known = ", ".join(map(str, options)) if typing.get_origin(wanted) is Literal else wanted
             kind = getattr(known, "__name__", known)
             raise UserError(
-                f"{type(value).__name__}.{field.name} cannot be {given!r}; it must be {kind}."
+                f"{type(value).__name__}.{field.name} cannot be {given!r:.200}; it must be {kind}."
             )
 
 
@@ -79,12 +81,46 @@ def _fits(given: Any, wanted: Any) -> bool:
         return given is None
     if wanted is float:
         number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        return number and not math.isnan(given)
+        return number and (abs(given) < MOST_FLOAT or abs(given) == math.inf)
     if wanted is int:
-        return isinstance(given, int) and not isinstance(given, bool)
-    if wanted in (bool, str):
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        return whole and -MOST_INT <= given < MOST_INT
+    if origin is tuple:
+        return _fits_tuple(given, typing.get_args(wanted))
+    if origin is dict:
+        return isinstance(given, dict) and all(isinstance(key, str) for key in given)
+    if isinstance(wanted, type):
+        if getattr(wanted, "_is_protocol", False):
+            return implements(type(given), wanted)
         return isinstance(given, wanted)
-    return True  # tuples, dictionaries and other parts answer for themselves
+    return True
+
+
+def _fits_tuple(given: Any, wanted: tuple[Any, ...]) -> bool:
+    if not isinstance(given, (tuple, list)):
+        return False
+    if len(wanted) == 2 and wanted[1] is Ellipsis:
+        return all(_fits(one, wanted[0]) for one in given)
+    return len(given) == len(wanted) and all(map(_fits, given, wanted))
+
+
+@functools.cache
+def implements(cls: Any, protocol: Any) -> bool:
+    """Has a class all methods of a protocol, and can they be called with the same arguments?"""
+    for name, method in vars(protocol).items():
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        own = getattr(cls, name, None)
+        if not callable(own):
+            return False
+        given = inspect.signature(method).parameters.values()
+        plain = [p for p in given if p.kind is not p.KEYWORD_ONLY]
+        named = {p.name: p for p in given if p.kind is p.KEYWORD_ONLY}
+        try:
+            inspect.signature(own).bind(*plain, **named)
+        except TypeError:
+            return False
+    return True
 
 
 def to_json(value: Any) -> Any:
@@ -106,7 +142,7 @@ def to_json(value: Any) -> Any:
 def from_json(tree: Any) -> Any:
     """The inverse of `to_json`. Lists become tuples, since parts are frozen."""
     if isinstance(tree, dict) and "part" in tree:
-        name = tree["part"]
+        name = str(tree["part"])
         if name not in PARTS:
             raise UserError(
                 f"this recipe holds a part named {name!r} that is not loaded. If it is your own, import the module "

@@ -43,7 +43,7 @@ class EnvSpec:
     device: torch.device
     critic_shape: tuple[int, ...] | None = None  # None: the critic sees what the actor sees
     critic_prefix: int = (
-        0  # the first so many critic features repeat the actor's first features; stored once
+        0  # this many first critic features repeat the actor's, and are stored once
     )
     obs_dtype: torch.dtype = torch.float32  # torch.uint8 for images
     # Above 1: obs_shape is (frame_stack, H, W), the newest frame last. From step to step of an episode the stack moves

@@ -13,7 +13,7 @@ class UserError(Exception):
     """Something the user can put right. The command line prints it as one line and exits with code 2."""
 
 
-class Halted(UserError):
+class Halted(UserError):  # noqa: N818
     """Training cannot go on for a reason outside of the learner, which is healthy: what it has learned is saved."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetfoot import diagnose
 from fleetfoot.config import at_least, part
-from fleetfoot.data import Obs, Step
+from fleetfoot.data import Continuous, Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv, closed_on_error
 from fleetfoot.guard import build_env
 
@@ -56,6 +56,7 @@ class Evaluation:
     overestimation: Tensor | None = None  # of a `QEstimate`, relative to the mean absolute return
     tasks: tuple[str, ...] = ()  # names, where there are several tasks
     task_ids: tuple[int, ...] = ()  # [episodes], where there are several tasks
+    smoothness: dict[str, float] = field(default_factory=dict[str, float])  # of continuous actions
 
     @property
     def mean_return(self) -> float:
@@ -67,6 +68,7 @@ class Evaluation:
             "eval/return_std": float(self.returns.std(correction=0)),
             "eval/length": float(self.lengths.mean()),
         }
+        metrics |= {f"eval/{name}": value for name, value in self.smoothness.items()}
         if self.success is not None:
             metrics["eval/success"] = float(self.success.mean())
         if self.overestimation is not None:
@@ -120,11 +122,14 @@ def first_episodes(
     success: Tensor | None = None
     running = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
     meter = None if q_estimate is None else OverestimationMeter(policy, q_estimate)
+    smoothness = diagnose.SmoothnessMeter(spec.step_seconds)
     for count in range(1, max_vec_steps + 1):
         action: Tensor = policy(obs)
         step = env.step(action.float() if action.is_floating_point() else action)
         returns += torch.where(running, step.reward, 0.0)
         lengths += running
+        if isinstance(spec.action, Continuous):
+            smoothness.update(action, running)
         if meter is not None:
             meter.update(obs, action, step, running)
         if "success" in step.info:
@@ -141,6 +146,7 @@ def first_episodes(
         None if meter is None else meter.overestimation().cpu(),
         spec.tasks,
         spec.task_ids,
+        smoothness.metrics(),
     )
 
 

@@ -16,7 +16,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 TICK = 0.25  # seconds between two looks at the calls
 GRACE = 10.0  # seconds that a call which is interrupted has to end
 AT_ONCE = 1.0  # seconds that a step has to end after Ctrl-C
+CLOSING = 30.0  # seconds that environments have to close
 
 
 def build_env(
@@ -62,6 +64,10 @@ class Call:
     name: str
     deadline: float
     code: int = 2  # with which the program ends where the call cannot be interrupted
+    begun: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
 
 
 class Watch:
@@ -70,6 +76,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}  # by thread
+        self.abandoned = False  # a thread hangs for ever, and Python would wait for it at its end
         self.watching: int | None = (
             None  # the process whose calls are watched: a fork has no thread
         )
@@ -88,6 +95,21 @@ class Watch:
                 self.calls.pop(thread, None)
             else:
                 self.calls[thread] = outer
+
+    def wait_for(self, coming: Future[T]) -> T:
+        """The result of a call in another thread. If that thread hangs in an environment it is left there, and the
+        caller gets a `Halted`."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return coming.result(TICK)
+            if coming.done():
+                return coming.result()
+            here = threading.get_ident()
+            for thread, call in list(self.calls.items()):
+                if thread != here and call.deadline <= time.monotonic():
+                    self.calls.pop(thread, None)
+                    self.abandoned = True
+                    raise Halted(f"{call.name} has not answered for {call.seconds():.0f} s")
 
     def hurry(self) -> None:
         """Ctrl-C was pressed: what does not return soon hangs."""
@@ -120,7 +142,7 @@ class Watch:
                     with contextlib.suppress(OSError, ValueError):
                         if signal.getsignal(signal.SIGALRM) == self._interrupt:
                             signal.pthread_kill(thread, signal.SIGALRM)
-                if late > GRACE or thread != threading.main_thread().ident:
+                if late > GRACE:
                     self._give_up(call)
 
     def _give_up(self, call: Call) -> None:
@@ -149,6 +171,7 @@ class Guarded:
         # What each tensor of an observation must be; the critic's dtype may be either of the two.
         self.actor_shape = (spec.num_envs, *spec.obs_shape)
         self.critic_shape = (spec.num_envs, *critic)
+        self.action: Tensor | None = None  # of the step under way
 
     def reset(self) -> Obs:
         obs = self._call(self.env.reset)
@@ -156,6 +179,7 @@ class Guarded:
         return obs
 
     def step(self, action: Tensor) -> Step:
+        self.action = action
         return self._checked(self._call(self.env.step, action))
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -172,7 +196,7 @@ class Guarded:
     def close(self) -> None:
         """What fails now is too late to matter: the run is over, and saved."""
         try:
-            with WATCH.limit(self.spec.name, self.timeout):
+            with WATCH.limit(self.spec.name, min(self.timeout, CLOSING)):
                 self.env.close()
         except (Exception, SystemExit, Hung) as error:
             warnings.warn(
@@ -188,7 +212,7 @@ class Guarded:
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         begun = time.monotonic()
         try:
-            with WATCH.limit(self.spec.name, self.timeout):
+            with WATCH.limit(f"{self.spec.name} (seed {self.seed})", self.timeout):
                 return method(*arguments)
         except (UserError, KeyboardInterrupt):
             raise
@@ -209,8 +233,9 @@ class Guarded:
         if not isinstance(step, Step):
             raise self._halted(f"returned {_shown(step)} instead of a Step")
         self._check_obs("step", step.obs)
-        if step.next_obs is not step.obs:
-            self._check_obs("step", step.next_obs)
+        next_obs = step.next_obs
+        if not isinstance(next_obs, Obs) or next_obs.actor is not step.obs.actor:
+            self._check_obs("step", next_obs)
         rows = (self.spec.num_envs,)
         for name, dtype in (("terminated", torch.bool), ("truncated", torch.bool)):
             self._check_tensor(name, getattr(step, name), rows, dtype)
@@ -236,10 +261,13 @@ class Guarded:
             raise self._halted(f"returned {name} {_shown(value)} instead of {wanted}")
 
     def _check_finite(self, name: str, value: Tensor) -> None:
-        """On a GPU looking would wait for the device; there the log notices it."""
+        """On a GPU looking would wait for the device; there the log notices it. So it does where the action was no
+        number: that is the learner's fault."""
         if value.device.type != "cpu" or not value.is_floating_point():
             return
         if math.isfinite(float(value.sum())):
+            return
+        if self.action is not None and not bool(torch.isfinite(self.action).all()):
             return
         finite = torch.isfinite(value).flatten(1).all(1) if value.dim() > 1 else value.isfinite()
         if not bool(finite.all()):  # a sum may also overflow
@@ -251,6 +279,7 @@ class GuardedHalves(Guarded):
     """The same for one whose step has two halves."""
 
     def send(self, action: Tensor) -> None:
+        self.action = action
         self._call(cast(TwoHalves, self.env).send, action)
 
     def receive(self) -> Step:

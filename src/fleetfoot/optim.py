@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
-from fleetfoot.ops.optimizers import PlainSGD, RootScaled
+from fleetfoot.ops.optimizers import PlainSGD, RootScaled, with_adam_state
 
 
 class Stepper(Protocol):
@@ -106,7 +106,7 @@ class AdamWConfig(_Adam):
     lr_end: float = 3e-4
     """Half a cosine from `lr` to this over the whole run."""
     weight_decay: float = 0.1
-    """Each step takes lr * weight_decay of every weight away."""
+    """Each step subtracts lr * weight_decay of every weight."""
 
     def check(self) -> None:
         super().check()
@@ -115,7 +115,7 @@ class AdamWConfig(_Adam):
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         options = self.options(lr) | {"weight_decay": self.weight_decay}
-        return with_state(torch.optim.AdamW(parameters, **options))
+        return with_adam_state(torch.optim.AdamW(parameters, **options))
 
 
 @part
@@ -126,26 +126,12 @@ class AdamConfig(_Adam):
     """Learning rate."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        return with_state(torch.optim.Adam(parameters, **self.options(lr)))
-
-
-def with_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimiser with the state that torch makes at its first step, so that it can be saved, shared and
-    restarted before.
-    """
-    for group in adam.param_groups:
-        for parameter in group["params"]:
-            adam.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-    return adam
+        return with_adam_state(torch.optim.Adam(parameters, **self.options(lr)))
 
 
 @part
 class SGDConfig(_Scheduled):
-    """Plain gradient steps, as long as the gradient is large: nothing is averaged."""
+    """Plain gradient descent, without momentum."""
 
     lr: float = 3e-4
     """Learning rate."""
@@ -161,7 +147,7 @@ class RMSPropConfig(_Scheduled):
     lr: float = 6.25e-5
     """Learning rate."""
     decay: float = 0.95
-    """Of the running means of the gradient and of its square."""
+    """Decay of the running means of the gradient and of its square."""
     eps: float = 1.5e-7
     """Keeps the divisor away from zero."""
     eps_inside: bool = True

@@ -23,7 +23,7 @@ class PaceConfig:
         return Pace(self)
 
     def updates_after(self, vec_steps: int) -> int:
-        """Updates that a run of so many vec steps makes."""
+        """Updates that a run of `vec_steps` makes."""
         # 49 * (1 / 49) is a little less than 1, but calls for one update.
         return int(max(0, vec_steps - self.warmup_vec_steps) * self.updates_per_vec_step + 1e-6)
 
@@ -37,7 +37,7 @@ class Pace:
         self.held_vec_steps = 0
 
     def hold(self, vec_steps: int) -> None:
-        """Owe nothing for so many vec steps, say because the replay has to fill again; they are not made up for."""
+        """Owe nothing for `vec_steps`, for example because the replay has to fill again; they are not made up for."""
         self.held_vec_steps = vec_steps
 
     def owed(self) -> int:

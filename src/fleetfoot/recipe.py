@@ -109,7 +109,7 @@ class Recipe:
     threads: int = 0
     """CPU threads of torch; 0: as many as there are usable cores."""
     env_timeout: float = 600.0
-    """Seconds that one reset or step of all environments may take; after that they count as hanging, and the run ends."""
+    """Seconds that one reset or step of all environments may take. After that they hang, and the run ends."""
 
     def __post_init__(self) -> None:
         if isinstance(self.replay, RolloutConfig):
@@ -189,8 +189,9 @@ class Recipe:
                 "AsSampledConfig, or another one."
             )
         if on_policy and not getattr(self.topology, "on_policy", False):
-            overlap = " without overlap" if hasattr(self.topology, "overlap") else ""
+            overlaps = getattr(self.topology, "overlap", False)
+            use = "--topology.no-overlap" if overlaps else "--topology SynchronousConfig"
             raise UserError(
-                f"{agent} learns on-policy, but in {topology} the newest policy does not collect every vec step: use "
-                f"--topology SynchronousConfig{overlap}."
+                f"{agent} learns on-policy, but in {topology} the newest policy does not collect every vec step: "
+                f"use {use}."
             )

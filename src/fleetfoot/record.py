@@ -7,7 +7,6 @@ write_film(frames, frame_rate(env.spec), Path("policy.mp4"))
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,8 @@ from torch import nn
 
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import VecEnv
-from fleetfoot.errors import UserError, writing
+from fleetfoot.errors import UserError
+from fleetfoot.files import replacing
 
 Frame: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
 
@@ -55,7 +55,7 @@ def frame_rate(spec: EnvSpec) -> float:
 
 @torch.no_grad()
 def film(policy: nn.Module, env: VecEnv, seconds: float) -> Iterator[Frame]:
-    """Frames of environment 0 for so many simulated seconds from a reset, into later episodes where one ends."""
+    """Frames of environment 0, for `seconds` of simulated time after a reset, across the ends of episodes."""
     if not seconds > 0:
         raise UserError(f"a film of {seconds} seconds shows nothing; give more than 0.")
     skip = steps_per_frame(env.spec)
@@ -75,10 +75,8 @@ def check_ending(path: Path, *endings: str) -> None:
 def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
     """Encode as MP4 or GIF, by the ending of the name. A film that was not finished leaves nothing at `path`."""
     check_ending(path, *ENCODERS)
-    hidden = path.with_name(f".{path.stem}.partial{path.suffix.lower()}")
     writer = None
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as hidden:
         try:
             for frame in frames:
                 picture = _even(frame)
@@ -89,18 +87,15 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                         fps=fps,
                         macro_block_size=2,
                         ffmpeg_log_level="error",
-                        **ENCODERS[hidden.suffix],
+                        **ENCODERS[path.suffix.lower()],
                     )
                     _start(writer)
                 writer.send(picture)
             if writer is None:
                 raise UserError("a film needs at least one frame.")
-            writer.close()
-            os.replace(hidden, path)
         finally:
             if writer is not None:
                 writer.close()
-            hidden.unlink(missing_ok=True)
     return path
 
 
@@ -110,14 +105,8 @@ def write_strip(frames: Sequence[Frame], path: Path, count: int = 4) -> Path:
     if len(frames) < count:
         raise UserError(f"a strip of {count} frames cannot be cut from {len(frames)}.")
     chosen = np.linspace(0, len(frames) - 1, count).round().astype(int)
-    hidden = path.with_name(f".{path.stem}.partial.png")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            Image.fromarray(np.concatenate([frames[i] for i in chosen], axis=1)).save(hidden)
-            os.replace(hidden, path)
-        finally:
-            hidden.unlink(missing_ok=True)
+    with replacing(path) as hidden:
+        Image.fromarray(np.concatenate([frames[i] for i in chosen], axis=1)).save(hidden, "PNG")
     return path
 
 

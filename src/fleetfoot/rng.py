@@ -24,12 +24,15 @@ def generator_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def restore_generator(generator: torch.Generator, saved: dict[str, Any]) -> None:
-    """Go on exactly on the same kind of device; on another kind, go on from a seed made of the saved state.
+    """Continue exactly on the same kind of device; on another kind, continue from a seed made of the saved state.
 
     The kinds have different generators, so no state of one means anything to the other.
     """
     if saved["device"] == generator.device.type:
-        generator.set_state(saved["state"].cpu())
+        own, state = generator.get_state(), saved["state"].cpu()
+        if state.dtype != own.dtype or state.shape != own.shape:
+            raise ValueError(f"a random state has {len(own)} bytes, not {list(state.shape)}")
+        generator.set_state(state)
         return
     digest = hashlib.blake2b(saved["state"].cpu().numpy().tobytes(), digest_size=7).digest()
     generator.manual_seed(int.from_bytes(digest, "little"))

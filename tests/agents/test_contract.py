@@ -87,7 +87,7 @@ def test_what_is_required_is_enough() -> None:
         ("state_dict", {}, r"Bare needs a method state_dict\(\) -> dict"),
         ("load_state_dict", None, r"Bare needs a method load_state_dict\(state\) -> None"),
         ("compiled_methods", ["update"], r"compiled_methods must be a tuple of method names"),
-        ("compiled_methods", ("loss",), r"compiled_methods names 'loss', which is no method"),
+        ("compiled_methods", ("loss",), r"compiled_methods names 'loss', which is not a method"),
         (
             "periods",
             (0,),

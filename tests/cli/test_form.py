@@ -184,14 +184,14 @@ def test_only_parts_that_fit_are_accepted() -> None:
         ),
         (["--radius", "3"], "Did you mean --wheels.radius?"),
         (["--load-kgs", "3"], "Did you mean --load-kg"),
-        (["--load-kg", "abc"], "--load-kg: 'abc' is no whole number"),
-        (["--wheels.radius", "wide"], "--wheels.radius: 'wide' is no number"),
+        (["--load-kg", "abc"], "--load-kg: 'abc' is not a whole number"),
+        (["--wheels.radius", "wide"], "--wheels.radius: 'wide' is not a number"),
         (["--wheels.tread", "dep"], "'dep'"),
         (["--wheels.bounds", "1"], "--wheels.bounds"),
         (["--wheels.slip.share", "1"], "name one first: --wheels.slip NAME"),
         (["--wheels.extras", "{"], "--wheels.extras"),
         (["--load-kg"], "--load-kg"),
-        (["--wheels.spokes"], "--wheels.spokes needs at least one value; for none at all write"),
+        (["--wheels.spokes"], "--wheels.spokes needs at least one value; for an empty list write"),
         (["--wheels.spokes", "--load-kg", "3"], "--wheels.spokes needs at least one value"),
         (["stray"], "did not expect 'stray'"),
         (["--wheels.radius", "0"], "wheels.radius is 0.0; give more than 0."),
@@ -209,7 +209,7 @@ def test_the_line_is_the_same_with_and_without_box_characters(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     told = refusal("--load-kg", "abc")
     monkeypatch.undo()
-    assert told == "--load-kg: 'abc' is no whole number (see prog --help)."
+    assert told == "--load-kg: 'abc' is not a whole number (see prog --help)."
 
 
 def test_help_shows_the_real_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", "fast_td3/pendulm"], "fast_td3/pendulum"),
         (["train", TINY, "--num-env", "3"], "--num-envs"),
         (["train", TINY, "--agent.gama", "3"], "there is no option --agent.gama"),
-        (["train", TINY, "--num-envs", "abc"], "'abc' is no whole number"),
+        (["train", TINY, "--num-envs", "abc"], "'abc' is not a whole number"),
         (["train", TINY, "--num-envs", "0"], "num_envs must be at least 1"),
         (["train", TINY, "--device", "tpu9"], "device 'tpu9' is not known"),
         (["train", TINY, "--agent.policy-net.hidden"], "hidden needs at least one value"),
@@ -95,7 +95,7 @@ def test_a_notice_is_one_line_and_other_warnings_are_as_ever() -> None:
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     for command in ("evaluate", "record", "resume"):
-        assert "is no run folder" in refusal(capsys, command, "empty")
+        assert "is not a run folder" in refusal(capsys, command, "empty")
     Path("empty/recipe.json").write_text('{"part": "NoSuchPart"}')
     assert "--import MODULE" in refusal(capsys, "evaluate", "empty")
     # A field that another version had: the line names the file, since no flag was wrong.
@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "resume", "empty")
     assert "empty/recipe.json: AsSampledConfig has no field 'old'" in line
     Path("empty/recipe.json").write_text('{"part": "Rec')
-    assert "cannot be read as a recipe" in refusal(capsys, "resume", "empty")
+    assert "cannot be read as JSON" in refusal(capsys, "resume", "empty")
 
 
 def test_train_help_shows_the_recipe_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,8 +152,8 @@ def weights(proto: Any) -> None:
 
 
 WRONG: dict[str, tuple[str, Callable[[Path, Package], object]]] = {
-    "no folder": ("there is no file", lambda folder, made: (folder / "policy.onnx").unlink()),
-    "no json": ("there is no file", lambda folder, made: (folder / "policy.json").unlink()),
+    "no folder": ("No such file", lambda folder, made: (folder / "policy.onnx").unlink()),
+    "no json": ("No such file", lambda folder, made: (folder / "policy.json").unlink()),
     "empty": ("no ONNX file", lambda folder, made: (folder / "policy.onnx").write_bytes(b"")),
     "text": ("no ONNX file", lambda folder, made: (folder / "policy.onnx").write_text("hello")),
     "cut": (
@@ -220,7 +221,21 @@ def test_sizes_are_looked_at_before_memory_is_taken(folder: Path) -> None:
     for name, limit in (("policy.json", about.JSON_BYTES), ("policy.onnx", about.MODEL_BYTES)):
         with (folder / name).open("r+b") as file:
             file.truncate(limit + 1)
-        refused(folder, f"{name} has .* bytes; more than .* are refused")
+        refused(folder, f"{name} has .* bytes, which is more than such a file can have")
+
+
+def test_links_and_pipes_are_not_opened(folder: Path, tmp_path: Path) -> None:
+    """A pipe would wait for ever."""
+    for name in ("policy.json", "policy.onnx"):
+        aside = (folder / name).rename(tmp_path / name)
+        os.mkfifo(folder / name)
+        refused(folder, f"cannot read .*{name}")
+        (folder / name).unlink()
+        (folder / name).symlink_to(aside)
+        refused(folder, f"cannot read .*{name}")
+        (folder / name).unlink()
+        aside.rename(folder / name)
+    deploy.load(folder)
 
 
 def test_the_command_prints_what_the_policy_is(
@@ -258,7 +273,7 @@ def test_the_runner_imports_no_torch_and_no_simulator(folder: Path) -> None:
     code = WITHOUT_TORCH.format(refused=names, folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    allowed = ("fleetfoot.deploy", "fleetfoot.config", "fleetfoot.errors")
+    allowed = ("fleetfoot.deploy", "fleetfoot.config", "fleetfoot.errors", "fleetfoot.files")
     loaded = done.stdout.split()
     assert "fleetfoot.deploy" in loaded
     assert [name for name in loaded if name != "fleetfoot" and not name.startswith(allowed)] == []

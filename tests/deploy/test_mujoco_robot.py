@@ -116,4 +116,4 @@ def test_the_example_drives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert "10 steps, 0 bad, 0 skipped" in capsys.readouterr().out
         patch.setattr(sys, "argv", ["mujoco_robot.py", str(tmp_path)])
         assert module.main() == 2
-        assert "there is no file" in capsys.readouterr().err
+        assert "No such file" in capsys.readouterr().err

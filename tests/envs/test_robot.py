@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import runpy
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.frames import Frames
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
+from fleetfoot.envs.robot.task import Now, State
 from fleetfoot.envs.robot.terms import SPECS
 from fleetfoot.errors import UserError
 
@@ -107,6 +109,22 @@ def test_zero_actions_hold_the_standing_pose(robot: str) -> None:
     assert (env.engine.control == aim).all()
 
 
+@pytest.mark.parametrize("robot", ["go1", "t1"])
+def test_rough_ground(robot: str) -> None:
+    """Robots stand on plates of different heights, and their feet feel it."""
+    env = build(16, robot=robot, ground="rough", conditions=ConditionsConfig(noise=0.0))
+    env.reset()
+    for _ in range(15):
+        env.step(torch.zeros(16, env.built.num_joints))
+    contact = env.engine.sensor[:, env.built.sensors["foot_contact"]] > 0
+    height = env.engine.sensor[:, env.built.sensors["foot_pos"]][:, 2::3]
+    assert contact.any(1).float().mean() > 0.5
+    lowest = height.masked_fill(~contact, 1.0).amin(1)[contact.any(1)]
+    assert lowest.max() - lowest.min() > 0.005
+    with pytest.raises(UserError, match="rough ground needs a floor that collides"):
+        build(1, robot="g1", ground="rough")
+
+
 def test_randomised_robots_depend_on_their_own_seed_alone() -> None:
     conditions = ConditionsConfig(randomise=EVERYTHING)
     few, many = build(2, conditions=conditions), build(4, conditions=conditions)
@@ -125,6 +143,35 @@ def test_randomised_robots_depend_on_their_own_seed_alone() -> None:
     assert torch.equal(again.step(action[:2]).next_obs.critic, went_on.next_obs.critic)
     with pytest.raises(UserError, match="seed 0"):
         build(2, 1, conditions=conditions).load_state_dict(saved)
+
+
+def test_robots_that_differ_in_every_episode() -> None:
+    drawn = RandomiseConfig(
+        friction=(0.4, 1.0), kp=(0.9, 1.1), kd=(0.5, 2.0), strength=(0.5, 0.9), every_episode=True
+    )
+    conditions = ConditionsConfig(randomise=drawn)
+    env = build(2, episode_length=2, conditions=conditions)
+    env.reset()
+    zero = torch.zeros(2, 12)
+    model = env.engine.sim.models[0]  # type: ignore[attr-defined]
+    seen = []
+    for _ in range(3):
+        gain, damping = model.actuator_gainprm[:, 0], model.dof_damping
+        assert (gain == -model.actuator_biasprm[:, 1]).all()
+        assert (damping[:6] == 0.0).all()
+        assert 0.25 <= damping[6:].min() < damping[6:].max() <= 1.0
+        assert 0.4 <= model.geom_friction[0, 0] <= 1.0
+        knee = model.actuator_forcerange[2]
+        assert -knee[0] == knee[1] <= 0.9 * 35.55 + 1e-5
+        seen.append(gain.copy())
+        env.step(zero)
+        env.step(zero)
+    assert len({tuple(gains) for gains in seen}) == 3
+    saved = env.state_dict()
+    went_on = env.step(zero)
+    again = build(2, episode_length=2, conditions=conditions)
+    again.load_state_dict(saved)
+    assert torch.equal(again.step(zero).next_obs.critic, went_on.next_obs.critic)
 
 
 def test_one_range_does_not_change_what_another_draws() -> None:
@@ -225,6 +272,18 @@ def test_curriculum_grows_with_success() -> None:
     assert (state["command"].abs() <= task.largest * state["level"]).all()
 
 
+def test_restarts_inside_a_graph_are_those_outside() -> None:
+    """On a GPU every row is drawn a new episode in every step; a CPU computes it only where one ended."""
+    one, other = build(3, episode_length=3), build(3, episode_length=3)
+    other._on_gpu = True
+    assert torch.equal(one.reset().critic, other.reset().critic)
+    for action in actions(3, 12, 8):
+        left, right = one.step(action), other.step(action)
+        assert torch.equal(left.obs.critic, right.obs.critic)
+        assert torch.equal(left.next_obs.critic, right.next_obs.critic)
+        assert torch.equal(one._packed, other._packed)
+
+
 def test_draws_are_functions_of_their_counters() -> None:
     keys = keys_of(env_keys(7, 5, CPU), torch.zeros(5, dtype=torch.int64), 3)
     one, block = Draw(keys), Draw(keys, block=9)
@@ -232,11 +291,15 @@ def test_draws_are_functions_of_their_counters() -> None:
         assert torch.equal(one.uniform(size), block.uniform(size))
     assert torch.equal(one.uniform(1), block.uniform(1))  # beyond the block
     assert torch.equal(Draw(keys[:2]).uniform(9), Draw(keys).uniform(9)[:2])
+    for draw, key in zip(
+        Draw.several(torch.stack([keys, keys + 1]), 5), (keys, keys + 1), strict=True
+    ):
+        assert torch.equal(draw.uniform(7), Draw(key).uniform(7))
     many = Draw(env_keys(1, 1000, CPU)).uniform(200)
     assert many.min() >= 0.0
     assert many.max() < 1.0
     assert abs(float(many.mean()) - 0.5) < 5e-3
-    assert len(many.unique()) > 190_000
+    assert len(set(many.flatten().tolist())) > 190_000
 
 
 def test_evaluation_is_stock() -> None:
@@ -258,6 +321,8 @@ def test_descriptions_tell_what_a_real_robot_needs() -> None:
     assert told["control_hz"] == pytest.approx(50.0)
     assert [term["name"] for term in told["observation"]] == list(env.terms)
     assert sum(term["size"] for term in told["observation"]) * told["history"] == 96
+    assert told["observation"][1]["unit"] == "rad/s"
+    assert json.loads(json.dumps(told)) == told
     assert len(told["joints"]) == 12
     knee = told["joints"][2]
     assert knee["name"] == "FR_calf_joint"
@@ -280,6 +345,50 @@ def test_mistakes_are_one_line(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as seen:
         build(**fields)  # type: ignore[arg-type]
     assert "\n" not in str(seen.value)
+
+
+class Careless(Joystick):
+    """Makes one mistake."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__(SPECS["go1"])
+        self.mistake = mistake
+
+    def begin(self, draw: Draw, before: State | None) -> State:
+        state = super().begin(draw, before)
+        wrong = {"flat": {"x": draw.uniform(1)[:, 0]}, "taken": {"last_action": draw.uniform(12)}}
+        return state | wrong.get(self.mistake, {})
+
+    def advance(self, now: Now, draw: Draw) -> State:
+        state = super().advance(now, draw)
+        return state | ({"mood": now.qpos[:, :1]} if self.mistake == "unknown" else {})
+
+    def observe(self, now: Now) -> dict[str, torch.Tensor]:
+        return {"height": now.qpos[:, 2]} if self.mistake == "seen" else super().observe(now)
+
+    def reward(self, now: Now, terminated: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"x": now.qpos} if self.mistake == "paid" else super().reward(now, terminated)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("flat", r"begin\(\) of joystick must return \[robots, size\]"),
+        ("taken", "'last_action', which is the environment's own"),
+        ("unknown", "changes 'mood', which its begin"),
+        ("seen", r"observe\(\) of joystick must return \[robots, size\]; height has shape \(2,\)"),
+        ("paid", r"reward\(\) of joystick must return terms of shape \[robots\]"),
+    ],
+)
+def test_mistakes_in_a_task_are_one_line(mistake: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        step_once(Careless(mistake))
+
+
+def step_once(task: Joystick) -> None:
+    env = RobotEnv(GO1, task, 2, 0)
+    env.reset()
+    env.step(torch.zeros(2, 12))
 
 
 def test_conditions_refuse_what_makes_no_sense() -> None:
@@ -324,3 +433,13 @@ def test_the_guide_shows_the_example() -> None:
     source = (root / "examples" / "own_robot.py").read_text()
     shown = source[source.index("class Roll(Task)") : source.index("def main")].rstrip()
     assert shown in (root / "docs" / "guides" / "own-robot.md").read_text()
+
+
+def test_films_fall_back_on_the_package_s_own_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in ("", str(tmp_path)):
+        monkeypatch.setenv("FLEETFOOT_MENAGERIE", folder)
+        model = GO1.pictured()
+        assert model.nq == 19
+        assert model.ngeom > GO1.build(0.004).model.ngeom

@@ -6,7 +6,10 @@ Slow: the first run compiles Warp's kernels, which takes minutes on a CPU; they 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from fleetfoot.envs.robot import (
     RobotConfig,
     RobotEnv,
 )
+from fleetfoot.envs.robot.env import EngineName
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
@@ -64,8 +68,9 @@ def converging(robot: Robot, conditions: ConditionsConfig) -> tuple[RobotEnv, Ro
         text = re.sub(r' iterations="\d+" ls_iterations="5"', ' iterations="50"', file.read())
     assert 'iterations="50"' in text
     made = []
-    for engine in ("cpu", "warp"):
-        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)  # type: ignore[arg-type]
+    engines: tuple[EngineName, ...] = ("cpu", "warp")
+    for engine in engines:
+        physics = PhysicsConfig(timestep=0.002, substeps=10, engine=engine, threads=1)
         task = Joystick(SPECS[robot.name])
         changed = dataclasses.replace(robot, model=text)
         env = RobotEnv(changed, task, 3, 0, CPU, physics=physics, conditions=conditions)
@@ -80,7 +85,15 @@ RANDOMISED = ConditionsConfig(
 )
 
 
-@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED])
+BY_EPISODE = ConditionsConfig(
+    noise=0.0,
+    randomise=RandomiseConfig(
+        friction=(0.2, 1.0), kp=(0.8, 1.2), kd=(0.5, 1.0), strength=(0.5, 1.0), every_episode=True
+    ),
+)
+
+
+@pytest.mark.parametrize("conditions", [ConditionsConfig(noise=0.0), RANDOMISED, BY_EPISODE])
 def test_both_engines_agree_in_the_air(conditions: ConditionsConfig) -> None:
     cpu, warp = converging(T1, conditions)
     cpu.engine.sim.state[:, 3] += 1.0  # type: ignore[attr-defined]
@@ -147,3 +160,16 @@ def test_states_of_one_engine_are_not_those_of_the_other() -> None:
         warp.load_state_dict(cpu.state_dict())
     with pytest.raises(UserError, match="engine 'warp'"):
         cpu.load_state_dict(warp.state_dict())
+
+
+def test_the_robot_of_the_guide_in_both_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but `engine` changes."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    monkeypatch.delitem(sys.modules, "own_robot", raising=False)
+    wheel = importlib.import_module("own_robot").WheelConfig
+    cpu, warp = (wheel(engine=engine).build(4, 0, CPU) for engine in ("cpu", "warp"))
+    assert torch.equal(cpu.reset().actor, warp.reset().actor)
+    for action in actions(cpu, 10):
+        one, other = cpu.step(action), warp.step(action)
+    torch.testing.assert_close(one.next_obs.actor, other.next_obs.actor, rtol=0, atol=1e-2)
+    torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-2)

@@ -13,7 +13,8 @@ import torch
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import Discrete
 from fleetfoot.envs.check import check_env
-from fleetfoot.envs.tensor import TensorConfig, TensorEnv, env_keys, mix, names, uniforms
+from fleetfoot.envs.counter import env_keys, mix, uniforms
+from fleetfoot.envs.tensor import TensorConfig, TensorEnv, names
 from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")

@@ -20,6 +20,7 @@ from fleetfoot.envs.robot import ConditionsConfig, RobotConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.export import graph
 from fleetfoot.export import run as exporting
+from fleetfoot.run.folder import read_spec, write_spec
 from support.runs import small
 
 SHORT = {"total_vec_steps": 12, "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2)}
@@ -105,11 +106,15 @@ def test_a_robot_is_exported_with_all_it_needs(
 def test_a_run_without_a_stored_description_asks_its_environment(go1: Path, tmp_path: Path) -> None:
     old = tmp_path / "run"
     shutil.copytree(go1, old)
-    stored = json.loads((old / "spec.json").read_text())
-    assert stored.pop("description")["joints"]
-    (old / "spec.json").write_text(json.dumps(stored))
+    spec = read_spec(old)
+    assert spec is not None
+    assert spec.description["joints"]
+    write_spec(old, replace(spec, description={}))
     assert len(deploy.load(export_run(old).folder).about.joints) == 12
     assert export_run(old, draw=True).missing
+    write_spec(old, replace(spec, description={"joints": [{"name": "leg"}]}))
+    with pytest.raises(UserError, match=r"describes itself in another form .*action_offset"):
+        export_run(old, draw=True)
 
 
 def test_what_an_environment_cannot_tell_is_said(

@@ -20,6 +20,7 @@ from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig
@@ -45,6 +46,24 @@ def small(name: str, *, updates: int = UPDATES, **changes: Any) -> Recipe:
         "threads": 1,
     }
     return replace(recipe, **(fields | changes))
+
+
+def on_policy(name: str, **agent: Any) -> Recipe:
+    """Ten updates, each of several gradient steps."""
+    recipe = recipes.get(name)
+    config: Any = recipe.agent
+    return replace(
+        recipe,
+        agent=replace(config, epochs=3, minibatches=4, **agent),
+        log=LogConfig(every_vec_steps=50, tensorboard=False, console=False),
+        evaluation=EvaluationConfig(every_vec_steps=0, episodes=2, max_vec_steps=16),
+        checkpoint=CheckpointConfig(every_vec_steps=0),
+        replay=RolloutConfig(length=16),
+        num_envs=8,
+        total_vec_steps=160,
+        device="cpu",
+        threads=1,
+    )
 
 
 def resetting(name: str) -> Recipe:
@@ -77,6 +96,9 @@ AGENTS: dict[str, Callable[[], Recipe]] = {
     "dqn": lambda: small("dqn/cartpole"),
     "dqn images": lambda: small("dqn/catch", updates=60),
     "ddpg": lambda: small("ddpg/pendulum"),
+    "ppo": lambda: on_policy("ppo/pendulum"),
+    "ppo discrete": lambda: on_policy("ppo/cartpole"),
+    "daa": lambda: on_policy("daa/pendulum", start_env_steps=512, model_steps=20),
     "pql_d": lambda: small("pql_d/pendulum", topology=SynchronousConfig()),
 }
 TOPOLOGIES: dict[str, Callable[[], Recipe]] = {
@@ -94,6 +116,7 @@ ON_RAY: dict[str, Callable[[], Recipe]] = {
 }
 SEEDS: dict[str, Callable[[], Recipe]] = {
     "two seeds of fast_sac": lambda: small("fast_sac/pendulum"),
+    "two seeds of ppo": lambda: on_policy("ppo/pendulum"),
     "two seeds of bro": lambda: small("bro/pendulum", updates=60),
 }
 

@@ -52,8 +52,8 @@ def test_advantages_are_the_sums_of_their_definition(
     terminated = ended & (random.random((steps, envs)) < 0.5)
     discount = np.where(terminated, 0.0, gamma)
     wanted = advantages_by_definition(reward, discount, ended, value, next_value, lam)
-    given_ = [torch.from_numpy(x) for x in (reward, discount, ended, value, next_value)]
-    torch.testing.assert_close(gae(*given_, lam), torch.from_numpy(wanted))
+    r, d, e, v, w = (torch.from_numpy(x) for x in (reward, discount, ended, value, next_value))
+    torch.testing.assert_close(gae(r, d, e, v, w, lam), torch.from_numpy(wanted))
 
 
 def test_a_truncation_bootstraps_and_a_termination_does_not() -> None:

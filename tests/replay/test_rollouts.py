@@ -124,6 +124,13 @@ def test_a_rollout_goes_on_in_the_middle() -> None:
             assert torch.equal(mine, theirs)
 
 
+def test_a_state_with_an_impossible_length_is_refused() -> None:
+    memory = made()
+    for filled in (-1, 3):
+        with pytest.raises(ValueError, match="vec steps of a rollout"):
+            memory.load_state_dict(memory.state_dict() | {"filled": filled})
+
+
 def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"replay\.length must be at least 1"):
         RolloutConfig(length=0)

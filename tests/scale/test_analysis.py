@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +14,14 @@ from fleetfoot.errors import UserError
 from fleetfoot.scale import report
 from fleetfoot.scale.analysis import Ask, analyse
 from fleetfoot.scale.fits import normalised
-from fleetfoot.scale.table import Key, RunTable
+from fleetfoot.scale.table import Key, RunTable, read_table
 from support.planted_study import Planted, on_law
 
 pytest.importorskip("scipy")
 pytest.importorskip("sklearn")
 
-RANGE = {"everywhere": (0.0, 1000.0)}
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+RANGE: dict[str, Any] = {"everywhere": (0.0, 1000.0)}
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -116,12 +120,12 @@ def test_scores_are_made_from_the_returns_where_no_range_is_known() -> None:
     ],
 )
 def test_what_cannot_be_fitted(
-    ratios: tuple[float, ...], options: dict[str, object], says: str
+    ratios: tuple[float, ...], options: dict[str, Any], says: str
 ) -> None:
     planted = Planted()
     table = planted.table(on_law(planted, ratios), length=150_000)
     with pytest.raises(UserError, match=says):
-        analyse(table, Ask(**(RANGE | {"reps": 2} | options)))  # type: ignore[arg-type]
+        analyse(table, Ask(**(RANGE | {"reps": 2} | options)))
 
 
 def test_nothing_learned_is_said() -> None:
@@ -143,3 +147,19 @@ def test_few_seeds_are_noted_and_missing_diagnostics_leave_no_hole() -> None:
     made = analyse(RunTable(table.runs), Ask(**RANGE, reps=2))
     assert any("only 3 seeds" in note for note in made.notes)
     assert "not diagnosed" in report.page(made)
+
+
+def test_the_stored_study_on_the_pendulum() -> None:
+    """What the page says about it: 8 seeds, ratios 0.5 to 4."""
+    made = analyse(read_table(RESULTS / "scale-sac-pendulum.csv"), Ask(reps=2))
+    assert made.seeds == 8
+    assert [ratio for ratio, _ in made.ratios] == [0.5, 1.0, 2.0, 4.0]
+    noisy, *laws = made.laws  # at the lowest score the seeds do not swing up yet
+    assert noisy.law.r2 == pytest.approx(0.73, abs=0.01)
+    for fitted in laws:
+        assert fitted.law.r2 >= 0.99
+        assert fitted.data == sorted(fitted.data, reverse=True)  # data falls with the ratio
+    assert max(one.error for one in made.held_out) < 0.25
+    stored = json.loads((RESULTS / "scale-sac-pendulum.json").read_text())
+    for fitted, was in zip(made.laws, stored["laws"], strict=True):
+        assert fitted.law.a == pytest.approx(was["law"]["a"], rel=1e-3)

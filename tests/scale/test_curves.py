@@ -73,7 +73,7 @@ def test_the_bootstrap_has_the_spread_of_the_seeds_and_repeats_itself() -> None:
     draws = [
         bootstrap(curves, thresholds, Resets(), 200, np.random.default_rng(0)) for _ in range(2)
     ]
-    assert np.array_equal(*draws)
+    assert np.array_equal(draws[0], draws[1])
     alone = [reach(curves, thresholds, Resets(), [seed])[0] for seed in range(16)]
     assert draws[0].std() == pytest.approx(np.std(alone) / 4, rel=0.25)
 

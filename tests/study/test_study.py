@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import rich.console
 
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.study import open_study, read_study, run_study
+from fleetfoot.run.folder import folder_lock, write_recipe
+from fleetfoot.study import open_study, read_study, run_study, worker
 from fleetfoot.study.folder import Study
 from fleetfoot.study.progress import Progress
 from fleetfoot.study.runner import Runner, default_workers
@@ -207,3 +209,29 @@ def test_a_configuration_is_begun_continued_and_left_alone(seeds: int, tmp_path:
     assert [result.finished for result in results] == [True] * seeds
     assert (study.finished("a"), study.done("a")) == (True, 1.0)
     assert train(study, "a") == []
+
+
+def test_a_worker_waits_for_one_that_is_still_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make(tmp_path, a=10)
+    for folder in study.seed_folders("a"):
+        folder.mkdir(parents=True)
+        write_recipe(folder, study.points["a"])
+    waits: list[float] = []
+    with ExitStack() as lock:
+        lock.enter_context(folder_lock(study.seed_folders("a")[1]))
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                lock.close()  # now it has saved
+
+        monkeypatch.setattr("time.sleep", sleep)
+        worker.wait_for_predecessor(study, "a")
+    assert len(waits) == 3
+    with (
+        folder_lock(study.seed_folders("a")[0]),
+        pytest.raises(UserError, match="another process is training"),
+    ):
+        worker.wait_for_predecessor(study, "a")

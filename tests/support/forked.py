@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Child:
             os.dup2(os.open(self.files[1], flags), 2)
             sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            warn_as_usual()
             code = 0
             try:
                 act()
@@ -106,6 +108,18 @@ class Child:
 
     def signal(self, number: int, *, group: bool = True) -> None:
         (os.killpg if group else os.kill)(self.pid, number)
+
+
+def warn_as_usual() -> None:
+    """As without pytest, which collects warnings."""
+
+    def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+    warnings.showwarning = show
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning, ImportWarning):
+        warnings.simplefilter("ignore", category)
 
 
 def preload() -> None:

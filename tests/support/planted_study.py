@@ -27,7 +27,7 @@ class Planted:
     noise: float = 0.0  # relative, of the time constant of each seed
 
     def constant(self, key: Key, factor: float) -> float:
-        data = self.c + (key.utd / self.b) ** -self.a
+        data: float = self.c + (key.utd / self.b) ** -self.a
         if self.n:
             data += (key.params / self.n) ** -self.d
         best_batch, best_lr = 256 * key.utd**self.batch_slope, 1e-3 * key.utd**self.lr_slope

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fleetfoot import recipes
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.evaluate import EvaluationConfig
@@ -12,7 +13,10 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
 from support import misbehaving
+from support.crashing import CrashingConfig
+from support.gorila import small as small_gorila
 from support.runs import QUIET, small
 
 EVALUATION = EvaluationConfig(every_vec_steps=0, episodes=1, max_vec_steps=5)
@@ -64,6 +68,38 @@ def hanging() -> Recipe:
     return endless(env=GymConfig(id=misbehaving.ID, kwargs={"how": "sleep"}), log=EVERY_STEP)
 
 
+def hanging_overlapped() -> Recipe:
+    return replace(hanging(), topology=SynchronousConfig(overlap=True))
+
+
 def hanging_asynchronous() -> Recipe:
     env = GymConfig(id=misbehaving.ID, asynchronous=True, kwargs={"how": "loop"})
     return endless(env=env, log=EVERY_STEP)
+
+
+def apex(**changes: Any) -> Recipe:
+    """Ape-X with two actors, saved every 50 vec steps."""
+    base = recipes.get("apex_dqn/cartpole")
+    topology: Any = base.topology
+    fields: dict[str, Any] = {
+        "topology": replace(topology, actors=2, block_vec_steps=5),
+        "evaluation": replace(EVALUATION, every_vec_steps=0),
+        "checkpoint": CheckpointConfig(every_vec_steps=50),
+        "log": replace(QUIET, every_vec_steps=10),
+        "num_envs": 8,
+        "batch_size": 16,
+        "total_vec_steps": 10**9,
+        "threads": 1,
+        "device": "cpu",
+    }
+    return replace(base, **(fields | changes))
+
+
+def gorila(**changes: Any) -> Recipe:
+    fields: dict[str, Any] = {"total_vec_steps": 10**9, "device": "cpu"}
+    return small_gorila(**(fields | changes))
+
+
+def apex_that_fails() -> Recipe:
+    """Every actor's environment fails again and again, until there are no restarts left."""
+    return apex(env=CrashingConfig(at=60))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fleetfoot import api, checkpoint, recipes
+from fleetfoot.agents.daa import DAAConfig
 from fleetfoot.agents.ppo import PPOConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.main import dispatch
@@ -23,12 +24,13 @@ from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
-from fleetfoot.replay.rollouts import RolloutConfig
+from fleetfoot.replay.rollouts import RolloutConfig, Rollouts
 from fleetfoot.run.build import build_parts
+from fleetfoot.topologies import synchronous as synchronous_module
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.multi_seed.loop import train_batched
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from support.runs import QUIET, agent_state, assert_same, tensors
+from support.runs import QUIET, agent_state, assert_same, interrupted_at, tensors
 
 LINEAR = AdamConfig(lr=1e-3, lr_end=0.0, schedule="linear", max_grad_norm=0.5)
 
@@ -39,10 +41,9 @@ def small(
     """Four updates, and five vec steps of a rollout that is never full."""
     base, net = recipes.get(name), MLPConfig(hidden=(16,), activation=("tanh",))
     assert isinstance(base.agent, PPOConfig)
+    changed: dict[str, Any] = {"epochs": 2, "minibatches": 3, "policy_net": net, "critic_net": net}
     fields: dict[str, Any] = {
-        "agent": replace(
-            base.agent, epochs=2, minibatches=3, policy_net=net, critic_net=net, **(agent or {})
-        ),
+        "agent": replace(base.agent, **(changed | (agent or {}))),
         "log": QUIET,
         "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2, max_vec_steps=5),
         "checkpoint": CheckpointConfig(every_vec_steps=25),
@@ -69,9 +70,29 @@ def test_one_update_is_owed_for_each_rollout_whatever_its_length() -> None:
         assert recipe.batch_size == 4 * length
 
 
+SHORT = (
+    *("log", "evaluation", "checkpoint", "replay", "num_envs"),
+    *("total_vec_steps", "device", "threads"),
+)
+
+
+def imagining(estimator: str) -> Recipe:
+    """DAA, which imagines from the third of its four updates on."""
+    base, net = recipes.get("daa/pendulum"), MLPConfig(hidden=(16,), activation=("tanh",))
+    assert isinstance(base.agent, DAAConfig)
+    fields: dict[str, Any] = {"epochs": 2, "minibatches": 3, "policy_net": net, "critic_net": net}
+    fields |= {"actions": 2, "horizon": 3, "start_env_steps": 80, "model_batch": 8}
+    fields |= {"model_steps": 4, "first_model_steps": 4, "estimator": estimator}
+    changed = {name: getattr(small(), name) for name in SHORT}
+    return replace(base, agent=replace(base.agent, **fields), **changed)
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
+        pytest.param(imagining("model_actions"), id="daa"),
+        pytest.param(imagining("q_actions"), id="daa with q"),
+        pytest.param(imagining("model_states"), id="daa with states"),
         pytest.param(small(), id="adaptive rate"),
         pytest.param(small("ppo/cartpole"), id="discrete"),
         pytest.param(
@@ -111,16 +132,23 @@ def test_each_seed_learns_what_it_learns_alone(tmp_path: Path, recipe: Recipe) -
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("name", ["ppo/pendulum", "ppo/cartpole"])
-def test_a_run_goes_on_exactly_in_the_middle_of_a_rollout(tmp_path: Path, name: str) -> None:
-    recipe = small(name)
+@pytest.mark.parametrize(
+    "recipe",
+    [small(), small("ppo/cartpole"), imagining("model_actions")],
+    ids=["ppo", "discrete", "daa"],
+)
+def test_a_run_goes_on_exactly_in_the_middle_of_a_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe
+) -> None:
     api.train(recipe, tmp_path / "whole")
-    cut = replace(recipe, total_vec_steps=26)
-    first = api.train(cut, tmp_path / "cut")
-    assert first.counters.updates == 2
-    assert checkpoint.load(first.folder).state["replay"]["filled"] == 6
-    api.resume(tmp_path / "cut", total_vec_steps=45)
-    assert_same(agent_state(tmp_path / "whole"), agent_state(tmp_path / "cut"))
+    with monkeypatch.context() as patch:
+        patch.setattr(synchronous_module, "rollout", interrupted_at(36))
+        stopped = api.train(recipe, tmp_path / "cut")
+    assert stopped.counters.updates == 3
+    assert checkpoint.load(stopped.folder).state["replay"]["filled"] == 6
+    assert api.resume(tmp_path / "cut").finished
+    one, two = (tensors(checkpoint.load(tmp_path / k).state) for k in ("whole", "cut"))
+    assert_same(one, two)
 
 
 def test_several_seeds_go_on_in_the_middle_of_a_rollout(tmp_path: Path) -> None:
@@ -138,7 +166,7 @@ def test_a_rollout_that_is_lost_begins_anew() -> None:
     recipe = small()
     parts = build_parts(recipe)
     parts.pace.vec_steps = 26
-    state = parts.state_dict(with_replay=False)
+    state = parts.state_dict(with_replay=False) | {"vec_steps": 26, "updates": 2}
     assert "replay" not in state
     parts.load_state_dict(state)
     owed = [parts.pace.owed() for _ in range(20)]
@@ -178,6 +206,7 @@ def test_the_policy_stays_the_same_while_it_collects() -> None:
     for _ in range(10):
         parts.append(fresh)
     assert torch.equal(parts.agent.behaviour(obs, noise), before)
+    assert isinstance(parts.replay, Rollouts)
     parts.agent.update(parts.replay.gather())
     assert not torch.allclose(parts.agent.behaviour(obs, noise), before)
     parts.close()
@@ -202,7 +231,8 @@ def test_what_does_not_go_together_is_refused_in_one_line() -> None:
         replace(ppo, topology=ActorLearnerConfig()), "ActorLearnerConfig the newest policy does not"
     )
     refused(
-        replace(ppo, topology=SynchronousConfig(overlap=True)), "SynchronousConfig without overlap"
+        replace(ppo, topology=SynchronousConfig(overlap=True)),
+        "every vec step: use --topology.no-overlap",
     )
     with pytest.raises(UserError, match="learns from rollouts: use --topology SynchronousConfig"):
         ppo.off_policy_replay()

@@ -193,7 +193,7 @@ def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path) -> None:
     )
     assert (code, other) == (0, 0), err
     assert err.count("1 process made this checkpoint and 2 go on") == 1
-    assert out.count("finished; to go on") == 1
+    assert out.count("finished; to continue") == 1
     loaded = checkpoint.load(tmp_path / "run", rank=1)
     assert loaded.step == 100
     assert loaded.state["world"] == 2
@@ -250,7 +250,7 @@ def test_ctrl_c_under_torchrun_saves_once(tmp_path: Path) -> None:
     saved = checkpoint.load(tmp_path / "run", with_replay=False).step
     launcher.send_signal(signal.SIGINT)
     [(_, out, err)] = ends([launcher], seconds=60)
-    assert out.count("interrupted and saved; to go on") == 1, err
+    assert out.count("interrupted and saved; to continue") == 1, err
     zero, one = (checkpoint.load(tmp_path / "run", rank=rank) for rank in range(2))
     assert zero.step == one.step >= saved
     assert zero.step % 8 == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -374,7 +375,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         api.resume_seeds(folder)
     with pytest.raises(UserError, match="gamma cannot change"):
         api.resume_seeds(folder, gamma=0.5)
-    with pytest.raises(UserError, match=r"is no run folder.*its seeds are"):
+    with pytest.raises(UserError, match=r"is not a run folder.*it holds the runs of several seeds"):
         api.resume(folder)
     first, second = folders.seed_folders(folder)
     folders.write_recipe(second, replace(recipe, seed=1, gamma=0.5))
@@ -385,6 +386,10 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         api.resume_seeds(first)
     for own in (first, second):
         (own / "checkpoints" / "last.json").unlink()
+    with pytest.raises(UserError, match="000000014 is whole"):
+        api.resume_seeds(folder, restart=True)
+    for own in (first, second):
+        shutil.rmtree(own / "checkpoints")
     with pytest.raises(UserError, match="add --restart"):
         api.resume_seeds(folder)
     assert [r.finished for r in api.resume_seeds(folder, restart=True)] == [True, True]

@@ -1,4 +1,4 @@
-"""A disk that is full or read-only, at any place: one line, and where it only concerns a side dish, training goes on."""
+"""A disk that is full or read-only, at any place: one line, and training goes on where it can."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forked import Child, command, preload
-from support.trust_recipes import EVALUATION, tiny
 
 from fleetfoot import UserError, checkpoint, train
 from fleetfoot.cli.main import main
 from fleetfoot.errors import Notice
 from fleetfoot.log import Counters, Log, TensorBoard
 from fleetfoot.log.console import Console
+from support.forked import Child, command, preload
+from support.trust_recipes import EVALUATION, tiny
 
 
 def failing(*args: Any, **kwargs: Any) -> Any:
@@ -32,8 +32,10 @@ def trained(recipe: Any, folder: Path) -> list[str]:
     return [str(w.message) for w in caught if w.category is Notice]
 
 
-@pytest.mark.parametrize("sink", [TensorBoard, Console])
-@pytest.mark.parametrize("method", ["__init__", "write", "close"])
+@pytest.mark.parametrize(
+    ("sink", "method"),
+    [(TensorBoard, "__init__"), (TensorBoard, "write"), (Console, "write"), (Console, "close")],
+)
 def test_a_sink_that_fails_is_left_out(
     sink: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +77,7 @@ def test_a_log_that_cannot_be_written_ends_in_one_line_and_saves(
         true_write(self, counters, metrics)
 
     monkeypatch.setattr(JsonLines, "write", write)
-    with pytest.raises(UserError, match="cannot write .*; saved after 15 vec steps"):
+    with pytest.raises(UserError, match=r"cannot write .*; saved after 15 vec steps"):
         train(tiny(evaluation=EVALUATION), tmp_path / "run")
     assert checkpoint.load(tmp_path / "run").step == 15
 
@@ -98,8 +100,9 @@ def limited(place: Path, size: int, *args: str) -> Any:
     return child.wait()
 
 
-@pytest.mark.parametrize("size", [0, 100, 1_000, 3_000, 10_000, 20_000])
-@pytest.mark.parametrize("name", ["tiny", "plotting"])
+@pytest.mark.parametrize(
+    ("name", "size"), [("tiny", 0), ("plotting", 100), ("tiny", 3_000), ("plotting", 20_000)]
+)
 def test_files_that_cannot_grow(size: int, name: str, tmp_path: Path) -> None:
     recipe = f"support.trust_recipes:{name}"
     outcome = limited(tmp_path, size, "train", recipe, "--folder", str(tmp_path / "run"))

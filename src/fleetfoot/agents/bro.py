@@ -66,13 +66,13 @@ class BROConfig:
     """BRO: wide regularised critics, an optimistic second actor and resets."""
 
     quantiles: int | None = 100
-    """Of each critic (K); None: plain values, learned with the squared error."""
+    """Quantiles of each critic (K); None: plain values, learned with the squared error."""
     pessimism: float = 0.0
     """Share of the critics' spread that targets and the policy leave out."""
     tau: float = 0.005
     """Share of the critic that its target takes over after every update."""
     reward_scale: float = 1.0
-    """Rewards are learned times this; the temperature and the Huber loss expect about 1 per step."""
+    """Factor on rewards; the temperature and the Huber loss expect about 1 per step."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
@@ -86,13 +86,13 @@ class BROConfig:
     std_factor: float = 0.75
     """The optimist acts with its standard deviation times this."""
     kl_target: float = 0.05
-    """Of the optimist to the policy, per action component (KL*)."""
+    """Target KL divergence of the optimist from the policy, per action component (KL*)."""
     optimism: LearnedScalarConfig = SquashedConfig(start=1.0)
-    """omega, and its value at the start."""
+    """Learned weight of the critics' spread in the optimist's loss (omega), and its value at the start."""
     kl_weight: LearnedScalarConfig = SquashedConfig(start=0.25)
-    """lambda, and its value at the start."""
+    """Learned weight of the KL divergence in the optimist's loss (lambda), and its value at the start."""
     resets: tuple[int, ...] = RESETS
-    """Env steps before whose updates everything but the replay begins anew."""
+    """Env steps before whose updates everything but the replay is reset."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
@@ -110,7 +110,7 @@ class BROConfig:
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
     """Optimiser of the temperature."""
     adjuster_optim: AdamConfig = AdamConfig(lr=3e-5, beta1=0.5)
-    """Of omega and lambda."""
+    """Optimiser of omega and lambda."""
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device

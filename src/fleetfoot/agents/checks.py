@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleetfoot.config import at_least
-from fleetfoot.data import Continuous, EnvSpec
+from fleetfoot.data import Continuous, EnvSpec, Obs
 from fleetfoot.errors import UserError
 from fleetfoot.nn.reward_scale import Bound
 
@@ -48,7 +48,7 @@ def check_support(num_atoms: int | None, v_min: Bound, v_max: Bound) -> None:
 def check_categorical(cfg: Any) -> None:
     """Refuse settings of categorical critics and normalised rewards that cannot learn."""
     check_support(cfg.num_atoms, cfg.v_min, cfg.v_max)
-    at_least(cfg, "agent", num_critics=1, policy_every=1)
+    at_least(cfg, "agent", num_critics=1, policy_every=1, smoothness=0)
     check_tau(cfg.tau)
     if cfg.v_min == "auto" or cfg.v_max == "auto":
         return
@@ -56,4 +56,12 @@ def check_categorical(cfg: Any) -> None:
         raise UserError(
             "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "
             f"v_min is {cfg.v_min} and v_max is {cfg.v_max}."
+        )
+
+
+def check_smoothness(weight: float, next_obs: Obs | None) -> None:
+    if weight and next_obs is None:
+        raise UserError(
+            "agent.smoothness compares an action with the next one, and this topology's policy learner sees no next "
+            "observations: use --agent.smoothness 0, or --topology SynchronousConfig."
         )

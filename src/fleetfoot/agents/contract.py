@@ -185,7 +185,7 @@ class Traits(NamedTuple):
     """The agent learns from what its own policy has just collected: `update` takes a `Rollout`, and between two updates
     `behaviour` does not change (so `observe` must not change what it reads)."""
     cannot_stack_reason: str | None = None
-    """Why several seeds of it cannot be trained as one batched computation; None: nothing stands against it."""
+    """Why several seeds of it cannot be trained as one batched computation; None: they can."""
 
 
 def traits(cfg: AgentConfig) -> Traits:
@@ -220,7 +220,9 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
             raise UserError(f"{name} needs a method {signature}.")
     for method in compiled_methods(agent) or ():
         if not callable(getattr(agent, method, None)):
-            raise UserError(f"{name}.compiled_methods names {method!r}, which is no method of it.")
+            raise UserError(
+                f"{name}.compiled_methods names {method!r}, which is not a method of it."
+            )
     periods(agent)
     if traits(cfg).gives_initial_priorities:
         as_prioritising(agent)
@@ -257,7 +259,7 @@ def periods(agent: Agent) -> tuple[tuple[int, int], ...] | None:
 
 
 def every(period: int, updates: int, count: int, phase: int = 0) -> tuple[bool, ...]:
-    """Which of the coming `count` updates, after so many `updates`, are multiples of `period`, or `phase` above one?"""
+    """Which of the `count` updates after the first `updates` are multiples of `period`, or `phase` above one?"""
     return tuple((updates + i - phase) % period == 0 for i in range(1, count + 1))
 
 
@@ -282,7 +284,7 @@ def as_diagnosable(agent: Agent) -> CanDiagnose:
 
 
 def why_not_stacked(agent: Agent) -> str | None:
-    """What stands against training several seeds of this agent as one batched computation (beside its `Traits`), or
+    """Why several seeds of this agent cannot be trained as one batched computation (apart from its `Traits`), or
     None."""
     if not compiled_methods(agent):
         return "it declares no compiled_methods"

@@ -321,7 +321,7 @@ class DAA(Stateful):
             "log_prob": path.log_prob[0],
             "advantage": path.advantage[0],
         }
-        return {name: field.unflatten(0, (rows, copies)) for name, field in first.items()}
+        return {name: x.view(rows, copies, *x.shape[1:]) for name, x in first.items()}
 
     def _q_actions(self, obs: Tensor, noise: Tensor) -> Extra:
         """QMA; noise [M, N, A]."""
@@ -339,10 +339,10 @@ class DAA(Stateful):
         """The loss (6) of the rows `index`."""
         cfg, obs = self.cfg, rows_of(rollout.obs, index)
         params = self.actor(obs)
-        advantage, shift, scale = targets.advantage[index], 0.0, 1.0
+        everyone, advantage = targets.advantage, targets.advantage[index]
+        shift, scale = torch.zeros_like(everyone[0]), torch.ones_like(everyone[0])
         if cfg.normalize_advantage:
-            shift = targets.advantage.mean()
-            scale = targets.advantage.std(correction=0) + 1e-8
+            shift, scale = everyone.mean(), everyone.std(correction=0) + 1e-8
         log_prob = self.actor.log_prob(params, rollout.action.flatten(0, 1)[index])
         ratio = (log_prob - targets.log_prob[index]).exp()
         gain = clipped_gain(ratio, (advantage - shift) / scale, cfg.clip)

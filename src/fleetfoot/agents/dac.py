@@ -72,7 +72,7 @@ class DACConfig:
     tau: float = 0.005
     """Share of the critic that its target takes over after every update."""
     reward_scale: float = 1.0
-    """Rewards are learned times this."""
+    """Factor on rewards."""
     alpha: float = 1.0
     """Temperature at the start."""
     target_entropy_per_action: float = -0.5
@@ -86,21 +86,21 @@ class DACConfig:
     std_factor: float = 1.25
     """The optimist acts with its standard deviation times this."""
     kl_target: float = 0.5
-    """Of the optimist to the policy, per action component (KL*)."""
+    """Target KL divergence of the optimist from the policy, per action component (KL*)."""
     optimism: LearnedScalarConfig = ExpConfig(start=0.5)
     """exp(x) in b_up = exp(x) - b_low, and its value at the start."""
     optimism_margin: float = 0.001
     """When b_up comes this near to -b_low, where it would stand still, it is pushed up again."""
     kl_weight: LearnedScalarConfig = ExpConfig(start=1.0)
-    """w, and its value at the start."""
+    """Learned weight of the KL divergence in the optimist's loss (w), and its value at the start."""
     max_kl_weight: float = 20.0
-    """The most of w that the optimist's loss uses."""
+    """Upper bound of w in the optimist's loss."""
     renew: Literal["copy", "initial"] = "copy"
-    """How the optimist begins, and begins anew: as a copy of the policy, or with weights of its own."""
+    """How the optimist starts, and restarts: as a copy of the policy, or with new weights."""
     renew_every: int = 25_000
     """Env steps between two renewals of the optimist; 0: never."""
     resets: tuple[int, ...] = RESETS
-    """Env steps before whose updates everything but the replay begins anew."""
+    """Env steps before whose updates everything but the replay is reset."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
@@ -118,7 +118,7 @@ class DACConfig:
     alpha_optim: AdamConfig = PLAIN
     """Optimiser of the temperature."""
     adjuster_optim: AdamConfig = AdamConfig(lr=3e-5, beta1=0.5)
-    """Of b_up and w."""
+    """Optimiser of b_up and w."""
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device

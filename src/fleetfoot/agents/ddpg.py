@@ -87,7 +87,7 @@ class DDPGConfig:
     noise_clip: float = 0.5
     """Bound of that noise."""
     max_action_gradient: float | None = 1.0
-    """Clip each component of dq/da to this size; None: as it comes."""
+    """Clip each component of dq/da to this size; None: no clipping."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before the critics learn them."""
     normalize_obs: bool = False

@@ -64,7 +64,7 @@ class DQNConfig:
     dueling: bool = True
     """Two heads, for the value of the state and the advantages of the actions."""
     loss: Literal["huber", "squared"] = "huber"
-    """Of the error in value; a categorical head has its cross-entropy instead."""
+    """Loss of the error in value; a categorical head uses its cross-entropy instead."""
     num_atoms: int | None = None
     """Atoms of the value support (K) of a categorical head; None: q-values are plain numbers."""
     v_min: Bound = "auto"

@@ -11,6 +11,7 @@ Soft actor-critic: Haarnoja et al. 2018, arXiv 1812.05905. Categorical critics a
          every `policy_every` updates
     (6)  temperature loss = -log alpha * mean_batch [log pi(a|s) + H*],  H* = target_entropy_per_action * A, with (5)
     (7)  critic_target <- (1 - tau) critic_target + tau critic, after every update
+    (8)  with `smoothness`, (5) also has  smoothness * mean_batch,A (mu(s) - mu(s'))^2,  mu the greedy action
 
 The policy is a tanh-squashed Gaussian; log std = lo + (hi - lo) (1 + tanh(raw)) / 2.
 
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_categorical, flat_actions
+from fleetfoot.agents.checks import check_categorical, check_smoothness, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
@@ -74,6 +75,9 @@ class FastSACConfig:
     """Normalise observations by their running mean and standard deviation."""
     normalize_reward: bool = False
     """Divide rewards by the spread of returns, per task where there are tasks."""
+    smoothness: float = 0.0
+    """Weight of the policy's mean squared change of action from an observation to the one that follows it (n steps
+    later, with n-step returns), in units of value. 0: none."""
     task_embedding: int = 32
     """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
@@ -152,7 +156,8 @@ class FastSAC(Stateful):
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            return result.with_metrics(self.update_policy(batch.obs).metrics)
+            following = batch.next_obs if self.cfg.smoothness else None
+            return result.with_metrics(self.update_policy(batch.obs, following).metrics)
         return result
 
     def update_critic(self, batch: Batch) -> UpdateResult:
@@ -163,10 +168,11 @@ class FastSAC(Stateful):
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (7)
         return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
-    def update_policy(self, obs: Obs) -> UpdateResult:
+    def update_policy(self, obs: Obs, next_obs: Obs | None = None) -> UpdateResult:
+        check_smoothness(self.cfg.smoothness, next_obs)
         noise = self.policy_noise.normal(obs.actor.shape[0], self.action_size)
         with frozen(self.critic):
-            loss = self.policy_loss(obs, noise)
+            loss = self.policy_loss(obs, noise, next_obs)
             grad_norm = self.step_policy(loss.loss)
         excess = loss.metrics["policy/entropy"] - self.target_entropy
         self.step_alpha(self.alpha.log_alpha * excess)  # (6)
@@ -200,13 +206,16 @@ class FastSAC(Stateful):
         clipped = categorical.clipped_mass(logits, **move)
         return target if lowest else target.mean(0), clipped
 
-    def policy_loss(self, obs: Obs, noise: Tensor) -> Loss:
-        """The loss (5)."""
+    def policy_loss(self, obs: Obs, noise: Tensor, next_obs: Obs | None = None) -> Loss:
+        """The loss (5), and (8)."""
         action, log_prob = self.gaussian.sample(obs, noise)
         probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         loss = (self.alpha().detach() * log_prob - q).mean()  # (5)
+        if next_obs is not None:
+            change = (self.policy(next_obs).float() - self.policy(obs).float()).square().mean()
+            loss = loss + self.cfg.smoothness * change  # (8)
         entropy = -log_prob.detach().mean()
         return Loss(loss, {"policy/loss": loss.detach(), "policy/entropy": entropy})
 

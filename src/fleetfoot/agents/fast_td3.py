@@ -11,6 +11,7 @@ observation, a the action, R and d the folded reward and what is left of the dis
     (5)  policy loss = -mean_batch min_i E[Z_i(s, policy(s))]   (without clipped double Q: the mean over i),
          every `policy_every` updates
     (6)  critic_target <- (1 - tau) critic_target + tau critic, after every update
+    (7)  with `smoothness`, (5) also has  smoothness * mean_batch,A (policy(s) - policy(s'))^2
 
 The online policy proposes the next action: there is no target policy.
 
@@ -39,7 +40,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_categorical, flat_actions
+from fleetfoot.agents.checks import check_categorical, check_smoothness, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
@@ -81,6 +82,9 @@ class FastTD3Config:
     """Normalise observations by their running mean and standard deviation."""
     normalize_reward: bool = False
     """Divide rewards by the spread of returns, per task where there are tasks."""
+    smoothness: float = 0.0
+    """Weight of the policy's mean squared change of action from an observation to the one that follows it (n steps
+    later, with n-step returns), in units of value. 0: none."""
     task_embedding: int = 32
     """Size of the learned vector of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
@@ -151,7 +155,8 @@ class FastTD3(Stateful):
     def update(self, batch: Batch) -> UpdateResult:
         result = self.update_critic(batch)
         if self.updates % self.policy_every == 0:
-            return result.with_metrics(self.update_policy(batch.obs).metrics)
+            following = batch.next_obs if self.cfg.smoothness else None
+            return result.with_metrics(self.update_policy(batch.obs, following).metrics)
         return result
 
     def update_critic(self, batch: Batch) -> UpdateResult:
@@ -162,9 +167,10 @@ class FastTD3(Stateful):
         polyak_(self.critic_target, self.critic, self.cfg.tau)  # (6)
         return UpdateResult(loss.metrics | {"critic/grad_norm": grad_norm}, loss.td_error)
 
-    def update_policy(self, obs: Obs) -> UpdateResult:
+    def update_policy(self, obs: Obs, next_obs: Obs | None = None) -> UpdateResult:
+        check_smoothness(self.cfg.smoothness, next_obs)
         with frozen(self.critic):
-            loss = self.policy_loss(obs)
+            loss = self.policy_loss(obs, next_obs)
             grad_norm = self.step_policy(loss.loss)
         return UpdateResult(loss.metrics | {"policy/grad_norm": grad_norm})
 
@@ -196,13 +202,16 @@ class FastTD3(Stateful):
         target = categorical.project_shifted(logits, **move, lowest=lowest)  # (2), (3)
         return target, categorical.clipped_mass(logits, **move)
 
-    def policy_loss(self, obs: Obs) -> Loss:
-        """The loss (5)."""
+    def policy_loss(self, obs: Obs, next_obs: Obs | None = None) -> Loss:
+        """The loss (5), and (7)."""
         action = self.policy(obs).float()
         probs = self.critic(obs, action).float().softmax(-1)
         q = categorical.mean(probs, self.z)  # [E, B]
         q = q.amin(0) if self.cfg.clipped_double_q else q.mean(0)
         loss = -q.mean()  # (5)
+        if next_obs is not None:
+            change = (self.policy(next_obs).float() - action).square().mean()
+            loss = loss + self.cfg.smoothness * change  # (7)
         saturation = (
             (action.detach().abs() > 0.99).float().mean()
         )  # share of actions at their bounds

@@ -15,6 +15,7 @@ atoms on [-v_max, v_max], alpha the temperature, k the updates so far:
     (6)  target = project(p_j, y),  y = clip(R / S + d (z - alpha log pi'), -v_max, v_max),  j = argmin_i E[p_i . y]
     (7)  critic loss = mean_i mean_batch CE(target, critic_i), in training mode on the same rows, of which s counts
     (8)  critic_target <- (1 - tau) critic_target + tau critic, parameters alone
+    (9)  with `smoothness`, (2) also has  smoothness * mean_batch,A (tanh mu(s) - tanh mu(s'))^2,  mu the policy's mean
 
 Training mode: BatchNorm by the rows of the call, which enter its running statistics. Evaluation mode: by those
 statistics. The joint rows share one set of statistics, and gradients flow through it. After each optimiser step weights
@@ -69,24 +70,39 @@ class FlashSACConfig:
     v_max: float = 5.0
     """Values lie between -v_max and v_max; rewards are scaled so that returns fit."""
     num_atoms: int = 101
+    """Atoms of the value support (K)."""
     num_critics: int = 2
+    """Critic heads (E), batched as one network."""
     tau: float = 0.01
+    """Share of the critic that its target takes over after every update."""
     policy_every: int = 2
+    """Critic updates per policy update."""
     alpha: float = 0.01
     """Temperature at the start."""
     target_std: float = 0.15
     """The target entropy is that of a Gaussian with this standard deviation in each action component."""
     log_std_min: float = -10.0
+    """Lower bound of the log standard deviation before tanh."""
     log_std_max: float = 2.0
+    """Upper bound of the log standard deviation before tanh."""
     project_target: bool = False
     """Bring the target critic's weights back to unit length too."""
+    smoothness: float = 0.0
+    """Weight of the policy's mean squared change of action from an observation to the one that follows it (n steps
+    later, with n-step returns), in units of value. 0: none."""
     task_embedding: int = 32
+    """Size of the learned vector of each task, in multi-task sets."""
     policy_net: FlashNetConfig = FlashNetConfig(width=128)
+    """Network of the policy."""
     critic_net: FlashNetConfig = FlashNetConfig(width=256)
+    """Network of each critic."""
     policy_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
-    """Of the length of the whole run in updates, as published: with `policy_every=2` it ends at 2.25e-4."""
+    """Optimiser of the policy. As published, its schedule counts all updates: with `policy_every=2` it ends at
+    2.25e-4."""
     critic_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
+    """Optimiser of the critics."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
+    """Optimiser of the temperature."""
 
     @property
     def traits(self) -> Traits:
@@ -97,6 +113,7 @@ class FlashSACConfig:
     ) -> FlashSAC:
         check_above_zero(self, "v_max", "alpha", "target_std")
         at_least(self, "agent", num_atoms=2, num_critics=1, policy_every=1)
+        at_least(self, "agent", smoothness=0)
         check_tau(self.tau)
         return FlashSAC(self, spec, gamma, total_updates, seed, device)
 
@@ -167,12 +184,17 @@ class FlashSAC(Stateful):
         return loss.metrics | {"policy/grad_norm": grad_norm, "policy/alpha": self.alpha().detach()}
 
     def policy_loss(self, obs: Obs, next_obs: Obs, noise: Tensor) -> Loss:
-        """The loss (2). aux: the policy's new running statistics."""
+        """The loss (2), and (9). aux: the policy's new running statistics."""
         fresh: list[Tensor] = []
         rows = len(noise)
         mean, log_std = self.gaussian(joint(obs, next_obs), fresh)
         action, log_prob = squashed_sample(mean[:rows], log_std[:rows], noise)  # (1)
         loss = (self.alpha().detach() * log_prob - self._smallest_q(obs, action)).mean()  # (2)
+        if self.cfg.smoothness:
+            greedy = mean.tanh()
+            loss = (
+                loss + self.cfg.smoothness * (greedy[:rows] - greedy[rows:]).square().mean()
+            )  # (9)
         metrics = {"policy/loss": loss.detach(), "policy/entropy": -log_prob.detach().mean()}
         return Loss(loss, metrics, named(fresh))
 

@@ -217,9 +217,8 @@ class PPO(Stateful):
         params = self.actor(obs)
         ratio = (self.actor.log_prob(params, action) - old_log_prob).exp()  # (4)
         policy_loss = -clipped_gain(ratio, advantage, cfg.clip).mean()  # (5)
-        value_loss = clipped_error(
-            self.critic(obs), old_value, returns, cfg.value_clip
-        ).mean()  # (6)
+        value = self.critic(obs)
+        value_loss = clipped_error(value, old_value, returns, cfg.value_clip).mean()  # (6)
         entropy = self.actor.entropy(params).mean()
         loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy  # (7)
         metrics = {
@@ -229,4 +228,4 @@ class PPO(Stateful):
             "policy/clipped": outside(ratio, cfg.clip),
             "critic/loss": value_loss,
         }
-        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
+        return Loss(loss, {name: metric.detach() for name, metric in metrics.items()})

@@ -115,7 +115,7 @@ class SACConfig:
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
     """Optimiser of the temperature."""
     bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
-    """Of a learned beta."""
+    """Optimiser of a learned beta."""
 
     @property
     def traits(self) -> Traits:

@@ -73,7 +73,7 @@ class VPLConfig:
     policy_beta: float | None = None
     """Pessimism of the policy's loss; None: beta."""
     reset_every_updates: int = 0
-    """All weights, beta and optimisers begin anew after so many updates, and the replay stays; 0: never."""
+    """Updates after which all weights, beta and optimisers start anew, with the replay kept; 0: never."""
     tau: float = 0.005
     """Share of the critic that its target takes over after every update."""
     alpha: float = 1.0
@@ -99,7 +99,7 @@ class VPLConfig:
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
     """Optimiser of the temperature."""
     bound_optim: SGDConfig | AdamConfig = SGDConfig(lr=3e-4)
-    """Of beta."""
+    """Optimiser of beta."""
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device

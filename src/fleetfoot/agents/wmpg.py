@@ -30,6 +30,10 @@ What we decided, beyond the abstract:
         of their differences.
     [3] A time limit is no end of the task: (2) bootstraps there, and m never hears of it.
     [4] Nothing is differentiated through m or f.
+    [5] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
+        pictures alone. Policy, critic and m read these vectors and send no gradient into it; s is such a vector then.
+
+Above 300 lines: AC and every estimator are one algorithm with different settings, and a third is words.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot.agents.checks import check_above_zero
 from fleetfoot.agents.contract import Traits
@@ -45,15 +49,22 @@ from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Loss, Obs, Rollout, Transition, UpdateResult
 from fleetfoot.errors import UserError
+from fleetfoot.nn.autoencoder import AutoencoderConfig, LatentEncoder
 from fleetfoot.nn.encode import ObsNorms
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.stochastic import CategoricalPolicy, DrawnAction, GreedyAction, ValueNetwork
-from fleetfoot.nn.world_model import Prediction, Windows, WorldModelConfig, imagined_returns
+from fleetfoot.nn.world_model import (
+    Prediction,
+    Windows,
+    WorldModelConfig,
+    imagined_returns,
+    windows_of,
+)
 from fleetfoot.ops.gae import gae
 from fleetfoot.ops.horizon import horizon_returns
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
-from fleetfoot.optim import AdamConfig
+from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
 from fleetfoot.rng import RandomStream, seeded_init
 
@@ -102,9 +113,11 @@ class WMPGConfig:
     """Network of the critic."""
     world_model: WorldModelConfig = WorldModelConfig()
     """The world model; what is imagined is imagined by it."""
-    policy_optim: AdamConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
-    critic_optim: AdamConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
-    model_optim: AdamConfig = AdamConfig(lr=1e-3)
+    latent: AutoencoderConfig | None = None
+    """For pictures: the autoencoder whose latent vectors everything else reads. None: observations are vectors."""
+    policy_optim: OptimConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
+    critic_optim: OptimConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
+    model_optim: OptimConfig = AdamConfig(lr=1e-3)
 
     def imagines(self) -> bool:
         """Is there anything to imagine?"""
@@ -113,10 +126,15 @@ class WMPGConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> WMPG:
-        if not isinstance(spec.action, Discrete) or len(spec.obs_shape) != 1 or spec.tasks:
+        if not isinstance(spec.action, Discrete) or spec.tasks:
             raise UserError(
-                f"WMPG needs discrete actions, flat observations and one task; {spec.name} has {spec.action}, "
-                f"observations of shape {spec.obs_shape} and {max(1, len(spec.tasks))} tasks."
+                f"WMPG needs discrete actions and one task; {spec.name} has {spec.action} and "
+                f"{max(1, len(spec.tasks))} tasks."
+            )
+        if (len(spec.obs_shape) == 1) == (self.latent is not None):
+            raise UserError(
+                "agent.latent is for pictures, and pictures need it: --agent.latent AutoencoderConfig; "
+                f"{spec.name} has observations of shape {spec.obs_shape}."
             )
         least = {"horizon": 1, "trajectories": 1, "critic_steps": 1, "model_steps": 1}
         at_least(self, "agent", **least, model_batch=1, model_unroll=1, model_memory=1, k=1)
@@ -156,7 +174,7 @@ class WMPG(Stateful):
     state_attrs = (
         "policy",
         "critic",
-        "model",
+        "learned",
         "memory",
         "pending_norms",
         "step_policy",
@@ -177,30 +195,40 @@ class WMPG(Stateful):
         assert isinstance(spec.action, Discrete)
         self.cfg, self.gamma, self.num_actions = cfg, gamma, spec.action.count
         self.k = {"reinforce": 1, "all_actions": self.num_actions}.get(cfg.estimator, cfg.k)
-        self.updates, self.periods = 0, ()  # all updates are alike
+        self.updates: int = 0
+        self.periods: tuple[int, ...] = ()  # all updates are alike
         self.noise = RandomStream(seed, device)
-        self.norms = ObsNorms(spec, cfg.normalize_obs).to(device)
-        self.pending_norms = ObsNorms(spec, cfg.normalize_obs).to(device)
-        (size,) = spec.obs_shape
+        normalize = cfg.normalize_obs and cfg.latent is None
+        self.norms = ObsNorms(spec, normalize).to(device)
+        self.pending_norms = ObsNorms(spec, normalize).to(device)
         with seeded_init(seed):
+            self.autoencoder = cfg.latent.build(spec.obs_shape).to(device) if cfg.latent else None
             encoder = self.norms.encoder("actor", None, clamp=10.0)
+            if self.autoencoder is not None:
+                encoder = LatentEncoder(self.autoencoder)
             self.actor = CategoricalPolicy(
                 encoder, cfg.policy_net, self.num_actions, head_gain=0.01
             ).to(device)
             self.critic = ValueNetwork(encoder, cfg.critic_net).to(device)
-            model = cfg.world_model.build(size, self.num_actions).to(device)
+            model = cfg.world_model.build(encoder.size, self.num_actions).to(device)
         self.policy, self.behaviour = GreedyAction(self.actor), DrawnAction(self.actor)
         self.model = model if cfg.imagines() else None
-        self.memory = StoredWindows(spec, cfg.model_memory).to(device) if self.model else None
-        self.step_policy = cfg.policy_optim.build(self.actor, total_updates)
-        self.step_critic = cfg.critic_optim.build(self.critic, total_updates * cfg.critic_steps)
-        self.step_model = cfg.model_optim.build(model, total_updates * cfg.model_steps)
+        self.learned = nn.ModuleList(m for m in (self.model, self.autoencoder) if m is not None)
+        self.memory = StoredWindows(spec, cfg.model_memory).to(device) if self.learned else None
+        self.step_policy = cfg.policy_optim.build(self.actor.net, total_updates)
+        self.step_critic = cfg.critic_optim.build(self.critic.net, total_updates * cfg.critic_steps)
+        steps = total_updates * cfg.model_steps
+        self.step_model = cfg.model_optim.build(self.learned, steps) if self.learned else None
 
     def observe(self, fresh: Transition) -> None:
         self.pending_norms.update(fresh.obs)  # the policy must not change while it collects
-        if self.model is not None and self.memory is not None:
+        if self.memory is not None:
             self.memory.append(fresh)
-            self.model.observe(fresh.obs.actor, fresh.reward, fresh.next_obs.actor)
+        if self.autoencoder is not None:
+            self.autoencoder.observe(fresh.obs.actor)
+        if self.model is not None:
+            obs, next_obs = self.vectors(fresh.obs.actor), self.vectors(fresh.next_obs.actor)
+            self.model.observe(obs, fresh.reward, next_obs)
 
     def update(self, rollout: Rollout) -> UpdateResult:
         cfg, shape = self.cfg, (rollout.reward.shape[0], rollout.reward.shape[-1])
@@ -212,13 +240,16 @@ class WMPG(Stateful):
         for _ in range(cfg.critic_steps):
             loss = self.critic_loss(targets.obs, targets.returns)
             metrics |= loss.metrics | {"critic/grad_norm": self.step_critic(loss.loss)}
-        for _ in range(cfg.model_steps if cfg.imagines() else 0):
+        for _ in range(cfg.model_steps if self.step_model is not None else 0):
+            assert self.step_model is not None
             loss = self.model_loss(self.noise.uniform(cfg.model_batch))
             metrics |= loss.metrics | {"model/grad_norm": self.step_model(loss.loss)}
         with torch.no_grad():
             pairs = zip(self.norms.buffers(), self.pending_norms.buffers(), strict=True)
             for norm, pending in pairs:
                 norm.copy_(pending)
+            if self.autoencoder is not None:
+                self.autoencoder.apply_statistics_()
         self.updates += 1
         return UpdateResult(metrics)
 
@@ -229,13 +260,13 @@ class WMPG(Stateful):
         """Sets of actions, their coefficients (5), and the returns of the critic. Noise: uniform, [T, N, actions] and
         [T, N, M, H, actions]."""
         cfg, shape = self.cfg, rollout.reward.shape
-        obs, executed = rollout.obs.actor.flatten(0, 1), rollout.action.flatten()
-        value, next_value = self.value(obs), self.value(rollout.next_obs.actor.flatten(0, 1))
-        reward = cfg.reward_scale * rollout.reward
-        flow = reward, rollout.discount, rollout.ended
+        obs = self.vectors(rollout.obs.actor.flatten(0, 1))
+        next_obs = self.vectors(rollout.next_obs.actor.flatten(0, 1))
+        value, next_value = self.value(obs), self.value(next_obs)
+        flow = cfg.reward_scale * rollout.reward, rollout.discount, rollout.ended
         real, steps = horizon_returns(*flow, next_value.view(shape), cfg.horizon)  # (2)
         advantage = gae(*flow, value.view(shape), next_value.view(shape), cfg.td_lambda)
-        log_probs = self.log_probs(obs)
+        log_probs, executed = self.log_probs(obs), rollout.action.flatten()
         actions = gumbel_top_k(log_probs, set_noise.flatten(0, 1), self.k, first=executed)  # (1)
         real, steps = real.flatten(), steps.flatten()
         f, baseline = self.imagine(obs, actions, real, value, steps, path_noise)
@@ -244,7 +275,7 @@ class WMPG(Stateful):
         coefficient = set_coefficients(log_probs, actions, f, own_baseline=own)  # (5)
         metrics = {"critic/value": value.mean()}
         if cfg.imagines():
-            trusted, more = self.trust(rollout)
+            trusted, more = self.trust(rollout, obs, next_obs)
             without = torch.zeros_like(coefficient)
             without[:, 0] = real - value
             coefficient = torch.where(trusted, coefficient, without)  # (7)
@@ -261,7 +292,8 @@ class WMPG(Stateful):
         steps: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """f of each action of the sets, [R, k], and b, [R]. Every return takes its value after so many `steps` [R]."""
+        """f of each action of the sets, [R, k], and b, [R]. `real`, which is f of the executed ones, takes the value of
+        what follows after so many `steps` [R]."""
         noise = noise.flatten(0, 1)  # [R, M, H, actions]
         informed = self.cfg.baseline == "informed"
         use_real = self.cfg.use_real_for_executed or not self.cfg.imagines()
@@ -274,13 +306,15 @@ class WMPG(Stateful):
         baseline = value if self.cfg.baseline == "value" else torch.zeros_like(value)
         if first.shape[-1] == 0:
             return real.unsqueeze(-1), baseline
-        f = self.returns_in_model(obs, first, steps, noise)  # [R, C]
+        # Beside real returns the imagined ones end where those do (decision 1).
+        after = steps if use_real else torch.full_like(steps, self.cfg.horizon)
+        f = self.returns_in_model(obs, first, after, noise)  # [R, C]
         if informed:
             baseline, f = f[:, 0], f[:, 1:]  # (4)
         return torch.cat([real.unsqueeze(-1), f], -1) if use_real else f, baseline
 
     def returns_in_model(self, obs: Tensor, first: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
-        """(3), [R, C], of the actions `first` [R, M, C]."""
+        """(3), [R, C], of the actions `first` [R, M, C], each over so many `steps` [R]."""
         rows, paths, choices = first.shape
 
         def each(x: Tensor) -> Tensor:
@@ -299,30 +333,25 @@ class WMPG(Stateful):
             self.value,
             horizon=self.cfg.horizon,
             gamma=self.gamma,
-        ).unflatten(1, (rows, paths, choices))  # [H, R, M, C]
+        )
+        found = found.view(-1, rows, paths, choices)  # [H, R, M, C]
         after = (steps - 1).view(1, rows, 1, 1).expand(1, rows, paths, choices)
         return found.gather(0, after).squeeze(0).mean(1)
 
-    def trust(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """(7), on stretches of the rollout, which the model has not seen yet."""
+    def trust(
+        self, rollout: Rollout, obs: Tensor, next_obs: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(7), on stretches of the rollout, which the model has not seen yet; obs and next_obs: its vectors [R, D]."""
         assert self.model is not None
-        length = min(self.cfg.horizon, len(rollout.reward))
-        starts = len(rollout.reward) // length
-
-        def cut(x: Tensor) -> Tensor:
-            """[T, N, ...] -> [L, starts N, ...]"""
-            return x[: starts * length].unflatten(0, (starts, length)).transpose(0, 1).flatten(1, 2)
-
-        ended = cut(rollout.ended)
-        over = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]]).cumsum(0) > 0
-        windows = Windows(
-            cut(rollout.obs.actor)[0],
-            self.one_hot(cut(rollout.action)),
-            cut(rollout.next_obs.actor),
-            cut(rollout.reward),
-            cut(rollout.discount) == 0.0,
-            ~over,
-            ~over,
+        shape = rollout.reward.shape
+        windows = windows_of(
+            obs.view(*shape, -1),
+            self.one_hot(rollout.action),
+            next_obs.view(*shape, -1),
+            rollout.reward,
+            rollout.discount == 0.0,
+            rollout.ended,
+            length=min(self.cfg.horizon, shape[0]),
         )
         errors = self.model.open_loop(windows)
         trusted = errors.unexplained < self.cfg.trust_below
@@ -348,25 +377,29 @@ class WMPG(Stateful):
 
     def model_loss(self, uniform: Tensor) -> Loss:
         """Of windows that the numbers [B] choose."""
-        assert self.model is not None
         assert self.memory is not None
         rows = self.memory.draw(uniform, self.cfg.model_unroll)
-        windows = Windows(
-            rows.obs[0],
-            self.one_hot(rows.action),
-            rows.obs[1:],
-            rows.reward,
-            rows.terminated,
-            rows.counts,
-            rows.known,
-        )
-        return self.model.loss(windows)
+        losses: list[Loss] = []
+        if self.autoencoder is not None:
+            losses.append(self.autoencoder.loss(rows.obs[0]))
+        if self.model is not None:
+            obs = self.vectors(rows.obs.flatten(0, 1)).view(*rows.obs.shape[:2], -1)
+            action = self.one_hot(rows.action)
+            rest = rows.reward, rows.terminated, rows.counts, rows.known
+            losses.append(self.model.loss(Windows(obs[0], action, obs[1:], *rest)))
+        metrics = {name: value for loss in losses for name, value in loss.metrics.items()}
+        return Loss(torch.stack([loss.loss for loss in losses]).sum(), metrics)
 
     def predict(self, obs: Tensor, action: Tensor) -> Prediction:
         """One step in the world model, with rewards as the critic knows them."""
         assert self.model is not None
         step = self.model(obs, action)
         return Prediction(step.next_obs, self.cfg.reward_scale * step.reward, step.continues)
+
+    @torch.no_grad()
+    def vectors(self, obs: Tensor) -> Tensor:
+        """Observations [R, ...] as the vectors [R, D] that everything reads."""
+        return obs if self.autoencoder is None else self.autoencoder.encode(obs)
 
     def log_probs(self, obs: Tensor) -> Tensor:
         return self.actor(Obs(obs, obs))[0]

@@ -4,27 +4,41 @@
       000012345/            the newest state, named by its vec step
         state.safetensors   every tensor of the state except the replay's
         replay.safetensors  the replay's tensors (absent with `checkpoint.replay=False`)
-        rank-1.safetensors  where several processes trained: what rank 1 has of its own, its
-                            replay included; the files above hold the rest, and rank 0's own
-        state.json          the tree the tensors hang in, the recipe, sizes and digests
+        rank-1.safetensors  where several processes trained: what belongs to rank 1 alone, its
+                            replay included; the files above hold the rest
+        state.json          the structure of the state, the recipe, sizes and digests
       best-000010000/       the state with the best evaluation; never holds the replay and
                             shares no file with the newest
-      last.json, best.json  which folder is meant, replaced atomically
+      last.json, best.json  the name of the folder, replaced atomically
 
 `tree` turns a state into named tensors and JSON, `write` puts it on disk so that a kill at any
-moment loses nothing, `read` verifies before it believes. Nothing here can execute a checkpoint.
+moment loses nothing, `read` verifies it before use. Reading a checkpoint never executes code.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fleetfoot.checkpoint.read import Loaded, load, steps
+from fleetfoot.checkpoint.fit import check_collector_fits, check_counts, check_fits
+from fleetfoot.checkpoint.read import Loaded, load, sealed_recipe, steps, whole_beside
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
 from fleetfoot.config import at_least, part
 
-__all__ = ["Checkpoint", "CheckpointConfig", "Loaded", "load", "pack", "steps", "unpack"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointConfig",
+    "Loaded",
+    "check_collector_fits",
+    "check_counts",
+    "check_fits",
+    "load",
+    "pack",
+    "sealed_recipe",
+    "steps",
+    "unpack",
+    "whole_beside",
+]
 
 
 @part
@@ -36,7 +50,7 @@ class CheckpointConfig:
     replay: bool = True
     """Save the replay too. Without it checkpoints are small, and a resumed run starts with an empty replay."""
     keep: int = 1
-    """How many of the newest stay on disk; the best one stays in any case."""
+    """Newest checkpoints to keep on disk; the best one is always kept."""
 
     def __post_init__(self) -> None:
         at_least(self, "checkpoint", every_vec_steps=0, keep=1)

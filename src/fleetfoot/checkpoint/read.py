@@ -1,4 +1,4 @@
-"""Reading checkpoints. Sizes and digests are verified before any content is believed."""
+"""Reading checkpoints. Sizes and digests are verified before any content is used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fleetfoot.checkpoint.tree import Json, unpack
-from fleetfoot.errors import UserError
+from fleetfoot.checkpoint.version import migrated
+from fleetfoot.errors import UserError, one_line
+from fleetfoot.files import open_plain, read_bytes, read_json
 
 Which: TypeAlias = Literal["last", "best"]
 
 FORMAT = "fleetfoot checkpoint"
-VERSION = 1
+MOST_POINTER = 1 << 20  # bytes of last.json
 DIGEST_BYTES = 32
 HEAD = b'{"digest": "'
 FOLDER_NAME = re.compile(r"(best-)?[0-9]{9,18}(-[0-9]{1,9})?")  # no separators, no dots: no escape
@@ -27,7 +29,7 @@ FOLDER_NAME = re.compile(r"(best-)?[0-9]{9,18}(-[0-9]{1,9})?")  # no separators,
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read and found whole. All tensors are on the CPU."""
+    """A checkpoint that was read and is intact. All tensors are on the CPU."""
 
     state: dict[str, Any]  # "replay" is absent where it was not saved or not asked for
     recipe_json: Json
@@ -36,13 +38,18 @@ class Loaded:
     folder: Path
 
 
+def sealed_recipe(path: Path | str, *, which: Which = "last") -> Json:
+    """The recipe that a checkpoint was made with, as JSON; reads nothing else of it."""
+    return _about(_find(Path(path), which))["recipe"]
+
+
 def load(
     path: Path | str, *, which: Which = "last", with_replay: bool = True, rank: int = 0
 ) -> Loaded:
     """Read a checkpoint; `path` is a run folder, its checkpoints folder or one checkpoint folder.
 
-    `which` chooses in the first two cases. `rank` says whose state is meant, where several
-    processes made the run and this one is there. Whatever is missing, corrupt, foreign or written
+    `which` chooses in the first two cases. `rank`: whose state to read, where several processes
+    made the run. Whatever is missing, corrupt, foreign or written
     by a newer version is a UserError. Safe to call while a training writes to the same folder.
     """
     folder = _find(Path(path), which)
@@ -65,10 +72,10 @@ def steps(run: Path) -> dict[int, Path]:
 
 
 def read_pointer(folder: Path, which: Which) -> Json:
-    """What last.json or best.json says, or None where it is absent or not to be trusted."""
+    """What last.json or best.json says, or None where it is absent or damaged."""
     try:
-        pointer = json.loads((folder / f"{which}.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        pointer = read_json(folder / f"{which}.json", most=MOST_POINTER)
+    except UserError:
         return None
     match pointer:
         case {"folder": str(name), "older": list(older), "score": None | int() | float()} if all(
@@ -79,7 +86,7 @@ def read_pointer(folder: Path, which: Which) -> Json:
 
 
 def seal(body: dict[str, Json]) -> bytes:
-    """JSON whose first line is the digest of all that follows. The whole is plain JSON too.
+    """JSON whose first line is the digest of all that follows. The whole file is plain JSON too.
 
     Later versions must keep this outer form, so that older programs can tell newer from corrupt.
     """
@@ -93,7 +100,7 @@ def _seal_line(rest: bytes) -> bytes:
 
 
 def _find(path: Path, which: Which) -> Path:
-    if (path / "state.json").exists():
+    if os.path.lexists(path / "state.json"):
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     pointer = read_pointer(folder, which)
@@ -101,7 +108,7 @@ def _find(path: Path, which: Which) -> Path:
         return folder / str(pointer["folder"])
     if (folder / f"{which}.json").exists():
         raise UserError(f"{folder / which}.json is corrupt; {_advice(folder)}")
-    if _whole_beside(folder):
+    if whole_beside(folder):
         raise UserError(f"{folder} has no {which} checkpoint; {_advice(folder)}")
     raise UserError(
         f"{path} holds no checkpoint; give a run folder or one folder inside its checkpoints/"
@@ -109,13 +116,15 @@ def _find(path: Path, which: Which) -> Path:
 
 
 def _advice(folder: Path, broken: Path | None = None) -> str:
-    other = _whole_beside(folder, broken)
-    return f"use {other} instead, which is whole" if other else "no other checkpoint there is whole"
+    other = whole_beside(folder, broken)
+    return (
+        f"use {other} instead, which is intact" if other else "no other checkpoint there is intact"
+    )
 
 
-def _whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
-    """The newest whole checkpoint in `folder`, not counting `broken`."""
-    paths = list(folder.iterdir()) if folder.is_dir() else []
+def whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
+    """The newest intact checkpoint in `folder`, other than `broken`."""
+    paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     for path in sorted(paths, key=lambda p: p.name.removeprefix("best-"), reverse=True):
         if FOLDER_NAME.fullmatch(path.name) and path != broken:
             try:
@@ -125,50 +134,63 @@ def _whole_beside(folder: Path, broken: Path | None = None) -> Path | None:
     return None
 
 
-def _read(folder: Path, with_replay: bool, rank: int = 0) -> Loaded:
+def _about(folder: Path) -> Json:
+    """What state.json says, verified."""
     about = folder / "state.json"
-    if not about.is_file():
-        raise UserError(f"{folder} is not a whole checkpoint: state.json is missing")
+    if not os.path.lexists(about):
+        raise UserError(f"{folder} is incomplete: state.json is missing")
+    raw = read_bytes(about)
+    line, _, rest = raw.partition(b"\n")
+    if not line.startswith(HEAD):
+        raise UserError(f"{about} was not written by fleetfoot, or its first bytes are damaged")
+    if line != _seal_line(rest):
+        raise UserError(f"{about} is corrupt: its content does not match its digest")
     try:
-        raw = about.read_bytes()
-        line, _, rest = raw.partition(b"\n")
-        if not line.startswith(HEAD):
-            raise UserError(f"{about} was not written by fleetfoot, or its first bytes are damaged")
-        if line != _seal_line(rest):
-            raise UserError(f"{about} is corrupt: its content does not match its digest")
         body = json.loads(raw)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{about} cannot be read ({type(error).__name__})") from error
     match body:
-        case {"format": str(name), "version": int(version)} if name == FORMAT and version > VERSION:
-            raise UserError(
-                f"{about} has format {version}, this fleetfoot reads up to {VERSION}: "
-                "pip install --upgrade fleetfoot"
-            )
+        case {"format": str(name), "version": int(version)} if name == FORMAT:
+            body["recipe"] = migrated(body.get("recipe"), version, about)
+    match body:
         case {
             "format": str(name),
-            "step": int(step),
-            "score": None | int() | float() as score,
+            "step": int(),
+            "score": None | int() | float(),
             "files": {"state.safetensors": _} as files,
-            "recipe": recipe,
+            "recipe": dict(),
             "trees": {"state": {"dict": _}} as trees,
         } if name == FORMAT and files.keys() == {f"{key}.safetensors" for key in trees}:
-            state = _read_tree(folder / "state.safetensors", files, trees["state"])
-            rank_tree = f"rank-{rank}"
-            if rank_tree in trees:
-                state |= _read_tree(folder / f"{rank_tree}.safetensors", files, trees[rank_tree])
-                if not with_replay:
-                    state.pop("replay", None)
-            elif with_replay and "replay" in trees:
-                replay = _read_tree(folder / "replay.safetensors", files, trees["replay"])
-                state["replay"] = replay
-            return Loaded(state, recipe, step, score, folder)
+            return body
     raise UserError(f"{about} does not describe a fleetfoot checkpoint")
 
 
+def _read(folder: Path, with_replay: bool, rank: int = 0) -> Loaded:
+    body = _about(folder)
+    files, trees = body["files"], body["trees"]
+    state = _read_tree(folder / "state.safetensors", files, trees["state"])
+    own = f"rank-{rank}"
+    if own in trees:
+        state |= _read_dict(folder / f"{own}.safetensors", files, trees[own])
+        if not with_replay:
+            state.pop("replay", None)
+    elif with_replay and "replay" in trees:
+        state["replay"] = _read_dict(folder / "replay.safetensors", files, trees["replay"])
+    if not all(isinstance(key, str) for key in state):
+        raise UserError(f"{folder / 'state.json'} does not describe a fleetfoot checkpoint")
+    return Loaded(state, body["recipe"], body["step"], body["score"], folder)
+
+
+def _read_dict(path: Path, files: dict[str, Json], tree: Json) -> dict[str, Any]:
+    value = _read_tree(path, files, tree)
+    if not isinstance(value, dict):
+        raise UserError(f"{path.parent / 'state.json'} does not describe {path.name}")
+    return value
+
+
 def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
-    if not path.is_file():
-        raise UserError(f"{path.parent} is not a whole checkpoint: {path.name} is missing")
+    if not os.path.lexists(path):
+        raise UserError(f"{path.parent} is incomplete: {path.name} is missing")
     match files[path.name]:
         case {"bytes": int(size), "blake2b": str(expected)}:
             pass
@@ -176,7 +198,7 @@ def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
             raise UserError(f"{path.parent / 'state.json'} gives no size and digest of {path.name}")
     try:
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        with path.open("rb") as file:
+        with open_plain(path, most=_memory()) as file:
             actual_size = os.fstat(file.fileno()).st_size
             if actual_size != size:
                 raise UserError(
@@ -187,6 +209,13 @@ def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
         if digest.hexdigest() != expected:
             raise UserError(f"{path} is corrupt: its content does not match its digest")
         return unpack(load_file(path), tree)
-    except (OSError, ValueError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read: {reason}") from error
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has: what is larger cannot be loaded."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return 1 << 62

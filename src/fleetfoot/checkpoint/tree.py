@@ -40,7 +40,7 @@ DTYPES = {  # as safetensors spells them
 
 
 def pack(tree: Any) -> tuple[dict[str, Tensor], Json]:
-    """Split a state into tensors, named by their path, and the JSON tree they hang in.
+    """Split a state into tensors, named by their path, and the JSON tree that refers to them.
 
     Allowed: dicts with str and int keys, lists, tuples, None, bool, int, float, str, dense tensors.
     Nothing is copied: the tensors returned are those of the tree, and one that the tree holds twice

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -25,13 +26,14 @@ from fleetfoot.checkpoint.read import (
     DIGEST_BYTES,
     FOLDER_NAME,
     FORMAT,
-    VERSION,
     Which,
     read_pointer,
     seal,
 )
 from fleetfoot.checkpoint.tree import DTYPES, Json, pack
+from fleetfoot.checkpoint.version import VERSION, library
 from fleetfoot.errors import UserError
+from fleetfoot.files import plain_folder
 
 STALE = ".tmp-"
 CHUNK = 64 << 20  # bytes copied to the CPU, hashed and written at a time
@@ -56,9 +58,9 @@ class Checkpoint:
     ) -> Path:
         """Save as the newest, and return its folder. `step` counts vec steps.
 
-        The subtree `state["replay"]` goes to a file of its own. `parts` are what the other ranks of
-        a run hold of their own, from rank 1 on, a file each. When the disk refuses: UserError,
-        earlier checkpoints untouched.
+        The subtree `state["replay"]` goes to a separate file. `parts` are the states that the other
+        ranks hold for themselves, from rank 1 on, one file each. If the disk is full or cannot be
+        written to: UserError, and earlier checkpoints stay.
         """
         saved_state = state if self.replay else _lean(state)
         with self._saving():
@@ -104,7 +106,7 @@ class Checkpoint:
                 self._point("last", {**last, **newest})
 
     def keep_only(self, newest: int) -> None:
-        """Let go of all but the newest so many, and the best."""
+        """Delete all but the `newest` newest ones, and the best."""
         last = read_pointer(self.folder, "last")
         if last and len(last["older"]) >= newest:
             with self._saving():
@@ -113,7 +115,7 @@ class Checkpoint:
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            plain_folder(self.folder)
             self._clean()
             yield
             self._clean()
@@ -141,7 +143,7 @@ class Checkpoint:
         )
         if needed > shutil.disk_usage(self.folder).free:
             raise self._full(needed)
-        hidden = self.folder / f"{STALE}{name}"
+        hidden = self.folder / f"{STALE}{name}-{secrets.token_hex(6)}"
         files: dict[str, Json] = {}
         trees: dict[str, Json] = {}
         try:
@@ -153,6 +155,7 @@ class Checkpoint:
             body = {
                 "format": FORMAT,
                 "version": VERSION,
+                "fleetfoot": library(),
                 **about,
                 "files": files,
                 "recipe": recipe_json,
@@ -173,7 +176,7 @@ class Checkpoint:
         return final
 
     def _point(self, which: Which, pointer: Json) -> None:
-        hidden = self.folder / f"{STALE}{which}.json"
+        hidden = self.folder / f"{STALE}{which}.json-{secrets.token_hex(6)}"
         _write_bytes(hidden, json.dumps(pointer).encode())
         os.replace(hidden, self.folder / f"{which}.json")
         _sync_folder(self.folder)
@@ -183,7 +186,7 @@ class Checkpoint:
 
         Where a pointer cannot be read, the folders it may have named stay.
         """
-        if not self.folder.is_dir():
+        if not self.folder.is_dir() or self.folder.is_symlink():
             return
         last, best = read_pointer(self.folder, "last"), read_pointer(self.folder, "best")
         named = {name for p in (last, best) if p for name in (p["folder"], *p["older"])}
@@ -191,11 +194,12 @@ class Checkpoint:
             pointer = best if path.name.startswith("best-") else last
             if FOLDER_NAME.fullmatch(path.name) and path.name not in named and pointer:
                 with contextlib.suppress(OSError):  # a save must not fail because of tidying up
-                    # Renamed first, so that half a checkpoint never bears a real name.
-                    path.rename(self.folder / f"{STALE}{path.name}")
+                    # Renamed first, so that half a checkpoint never has a real name.
+                    path.rename(self.folder / f"{STALE}{path.name}-{secrets.token_hex(6)}")
         for path in self.folder.glob(f"{STALE}*"):
             with contextlib.suppress(OSError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                is_folder = path.is_dir() and not path.is_symlink()
+                shutil.rmtree(path) if is_folder else path.unlink()
 
     def _full(self, needed: int) -> UserError:
         free = shutil.disk_usage(self.folder).free
@@ -246,7 +250,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with path.open("xb") as file:  # never through a link
         file.write(data)
         _sync_file(file)
 

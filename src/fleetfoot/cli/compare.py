@@ -26,17 +26,17 @@ class Options:
     by: str = ""
     """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
     metric: Literal["auto", "return", "success"] = "auto"
-    """What is scored; auto: success where a task tells it, otherwise the return."""
+    """What is scored; auto: success where a task reports it, otherwise the return."""
     low: float | None = None
-    """Return that is a score of 0, for all tasks."""
+    """Return that counts as a score of 0, for all tasks."""
     high: float | None = None
-    """Return that is a score of 1, for all tasks."""
+    """Return that counts as a score of 1, for all tasks."""
     ranges: Path | None = None
     """JSON file with a range per task: {"task": [low, high]}."""
     at: int | None = None
     """Env steps at which to compare; by default as many as all runs of a task have made."""
     baseline: str = ""
-    """The group that the others are held against; by default the first."""
+    """The group that the others are compared with; by default the first."""
     unfinished: bool = False
     """Keep runs that have not made all their steps."""
     folder: Path = Path("comparison")
@@ -44,7 +44,7 @@ class Options:
     reps: int = 5_000
     """Bootstrap samples."""
     seed: int = 0
-    """Of the bootstrap: the same runs and seed give the same numbers."""
+    """Seed of the bootstrap: the same runs and seed give the same numbers."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -60,7 +60,7 @@ def run(args: list[str], imports: list[str]) -> int:
         by=tuple(name.strip() for name in options.by.split(",") if name.strip()),
         metric=options.metric,
         ranges={} if options.ranges is None else compare.read_ranges(options.ranges),
-        everywhere=everywhere(options),
+        everywhere=everywhere(options.low, options.high),
         at=options.at,
         baseline=options.baseline,
         unfinished=options.unfinished,
@@ -79,15 +79,15 @@ def run(args: list[str], imports: list[str]) -> int:
     return 0
 
 
-def everywhere(options: Options) -> tuple[float, float] | None:
+def everywhere(low: float | None, high: float | None) -> tuple[float, float] | None:
     from fleetfoot.compare.ranges import check_range
 
-    if options.low is None and options.high is None:
+    if low is None and high is None:
         return None
-    if options.low is None or options.high is None:
+    if low is None or high is None:
         raise UserError("--low and --high come together.")
-    check_range(options.low, options.high, "--low and --high")
-    return options.low, options.high
+    check_range(low, high, "--low and --high")
+    return low, high
 
 
 def show(made: Comparison, written: list[Path]) -> None:
@@ -119,20 +119,20 @@ def show(made: Comparison, written: list[Path]) -> None:
 
 
 def cells(group: Group, made: Comparison) -> list[str]:
-    """One row; an entry that there is not is empty."""
+    """One row; missing entries are empty."""
     return [
         group.name,
         str(sum(map(len, group.seeds.values()))),
-        told(group.iqm, ".3f" if made.normalised else ",.1f"),
-        told(group.optimality_gap, ".3f"),
-        told(group.improvement, ".2f"),
+        with_interval(group.iqm, ".3f" if made.normalised else ",.1f"),
+        with_interval(group.optimality_gap, ".3f"),
+        with_interval(group.improvement, ".2f"),
     ]
 
 
-def told(found: Estimate | None, form: str) -> str:
-    if found is None:
+def with_interval(estimate: Estimate | None, form: str) -> str:
+    if estimate is None:
         return ""
-    if found.interval is None:
-        return f"{found.value:{form}}"
-    low, high = found.interval
-    return f"{found.value:{form}} [{low:{form}}, {high:{form}}]"
+    if estimate.interval is None:
+        return f"{estimate.value:{form}}"
+    low, high = estimate.interval
+    return f"{estimate.value:{form}} [{low:{form}}, {high:{form}}]"

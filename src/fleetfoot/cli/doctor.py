@@ -129,6 +129,7 @@ def extras() -> list[Finding]:
     ]
     optional = [
         ("Atari games", "ale-py", "atari"),
+        ("Box2D", "box2d", "box2d"),
         ("EnvPool", "envpool", "envpool"),
         ("robots on a GPU", "mujoco-warp", "warp"),
         ("Weights & Biases", "wandb", "wandb"),
@@ -136,6 +137,7 @@ def extras() -> list[Finding]:
         ("plots", "matplotlib", "plot"),
         ("export", "onnxscript", "export"),
         ("comparisons", "rliable", "compare"),
+        ("scaling laws", "scikit-learn", "scale"),
         ("bench peers", "stable-baselines3", "bench"),
     ]
     for what, package, extra in optional:

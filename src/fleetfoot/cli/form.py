@@ -2,7 +2,7 @@
 
 tyro makes the flags, their types and the help (`tyro.cli(default=recipe)`). Two things are added. `Recipe` annotates
 its parts with protocols, so that any class that fits can stand there; a rule tells tyro the class that does stand
-there. And a mistake is a `UserError` of one line. Before that, `parts.py` exchanges whole parts.
+there. And a mistake is a `UserError` of one line. `parts.py` has replaced whole parts before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NARROWED = "narrowed"  # marks a dataclass whose fields are about to be narrowed
 def parse_recipe(
     default: Any, options: type, args: Sequence[str], prog: str, fixed: Sequence[str] = ()
 ) -> tuple[Any, Any]:
-    """`default` and an `options` dataclass, both changed by `args`. Fields in `fixed` are no flags."""
+    """`default` and an `options` dataclass, both changed by `args`. Fields in `fixed` get no flags."""
     default, args = swap_parts(default, list(args))
     without_prefix = tyro.conf.arg(name="")
     command = dataclasses.make_dataclass(
@@ -103,14 +103,16 @@ def _parse(
 
 
 def _checked(args: Sequence[str], known: dict[str, Any]) -> list[str]:
-    """What tyro would not notice, or put well: flags that there are not, and lists without values."""
+    """What tyro does not notice or reports poorly: unknown flags, and lists without values."""
     checked: list[str] = []
     for word, following in itertools.pairwise([*args, "--"]):
         name = word.split("=")[0].replace("_", "-")
         if name.startswith("--") and name not in (*known, "--help"):
             raise UserError(f"there is no option {name}.{_nearest_flag(name, list(known))}")
         if word == name and _is_list(known.get(name)) and following.startswith("--"):
-            raise UserError(f"{name} needs at least one value; for none at all write {name} none.")
+            raise UserError(
+                f"{name} needs at least one value; for an empty list write {name} none."
+            )
         if not (word == "none" and checked and _is_list(known.get(checked[-1].replace("_", "-")))):
             checked.append(word)
     return checked
@@ -121,7 +123,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def registry(recipe: Any = None, fixed: Sequence[str] = ()) -> ConstructorRegistry:
-    """What tyro is told about parts. `fixed`: fields of the recipe that are no flags."""
+    """What tyro is told about parts. `fixed`: fields of the recipe that get no flags."""
     rules = ConstructorRegistry()
 
     @rules.primitive_rule
@@ -162,7 +164,7 @@ def _joined(text: str | Callable[[], str | None] | None) -> str | None:
 
 
 def _no_part(hint: Any) -> PrimitiveConstructorSpec[None]:
-    """Where there is no part but could be. `swap_parts` has taken a name given there before tyro reads it."""
+    """A field that may hold a part and holds none. Names given for it were handled by `swap_parts` before."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="{" + "|".join(["None", *fitting(hint)]) + "}",
@@ -191,10 +193,10 @@ def flags_of(form: Any, fixed: Sequence[str] = (), path: str = "--") -> Iterator
 
 
 def _nearest_flag(name: str, known: list[str]) -> str:
-    """Nearest by the whole path; failing that, flags whose last word is the one that was meant."""
+    """Flags with the same last word; failing that, the nearest one."""
     for flag in known:
         if name.startswith(f"{flag}."):
-            return f" {flag} is no part yet; name one first: {flag} NAME (see --help)."
+            return f" {flag} holds no part yet; name one first: {flag} NAME (see --help)."
     last = name.removeprefix("--").split(".")[-1]
     same_end = [flag for flag in known if flag.removeprefix("--").split(".")[-1] == last]
     if same_end:
@@ -210,8 +212,8 @@ def _first_sentence(box: str, prog: str) -> str:
     words = itertools.takewhile(lambda line: line.strip("─-╰╯"), body)
     message = " ".join(" ".join(words).split())
     message = re.sub(
-        r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", message
+        r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message
     )
-    message = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", message)
+    message = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)
     message = re.sub("^Error parsing ", "", message) or "the arguments could not be understood"
     return f"{message.rstrip('.')} (see {prog} --help)."

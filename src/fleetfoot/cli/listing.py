@@ -15,7 +15,7 @@ from fleetfoot.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The recipes and the environments there are."""
+    """The available recipes and environments."""
 
     what: tyro.conf.Positional[
         Literal["all", "recipes", "environments", "playground", "envpool"]

@@ -66,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 code = code if saved else 2
     finally:
         Program.is_ours = False
+    guard = sys.modules.get("fleetfoot.guard")
+    if guard is not None and guard.WATCH.abandoned:
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -109,6 +113,9 @@ class Output(io.TextIOBase):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())
             os.close(nowhere)
+
+    def writable(self) -> bool:
+        return True
 
     def isatty(self) -> bool:
         return bool(self.stream.isatty())

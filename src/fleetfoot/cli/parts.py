@@ -1,4 +1,4 @@
-"""Parts exchanged by the names of their classes: `--explorer AsSampledConfig`."""
+"""Whole parts replaced by the names of their classes: `--explorer AsSampledConfig`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fleetfoot.errors import UserError
 
 
 def swap_parts(value: Any, args: list[str]) -> tuple[Any, list[str]]:
-    """Carry out the arguments that exchange a whole part; returns the arguments that are left.
+    """Apply the arguments that replace a whole part; returns the remaining ones.
 
-    They come first, whatever their place on the line: the other flags may be fields of the new part.
+    They are applied first, wherever they stand: the other flags may be fields of the new part.
     """
     left: list[str] = []
     words = iter(args)

@@ -18,6 +18,8 @@ class Options:
 
     restart: bool = False
     """Train from the start a run that was stopped before its first checkpoint."""
+    delete_checkpoints: bool = False
+    """With --restart: also where last.json is lost and whole checkpoints are there."""
     video: bool = True
     """Film the best policy at the end."""
 
@@ -38,7 +40,7 @@ def run(args: list[str], imports: list[str]) -> int:
     if {"-h", "--help"} & set(rest):
         fixed = [f.name for f in dataclasses.fields(stored) if f.name not in folders.RESUMABLE]
     recipe, options = parse_recipe(stored, Options, rest, f"fleetfoot resume {folder}", fixed)
+    restart = {"restart": options.restart, "delete_checkpoints": options.delete_checkpoints}
     if seeds:
-        results = api.resume_seeds_as(folder, recipe, restart=options.restart)
-        return finish_seeds(results, imports)
-    return finish(api.resume_as(folder, recipe, restart=options.restart), options.video, imports)
+        return finish_seeds(api.resume_seeds_as(folder, recipe, **restart), imports)
+    return finish(api.resume_as(folder, recipe, **restart), options.video, imports)

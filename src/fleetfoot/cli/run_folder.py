@@ -1,4 +1,4 @@
-"""What the commands that take a run folder share: finding it, and telling the user how to go on with it."""
+"""What the commands that take a run folder share: finding it, and telling the user how to continue it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def run(args: list[str], imports: list[str]) -> int:
     ask = Ask(
         thresholds=options.thresholds,
         ranges={} if options.ranges is None else read_ranges(options.ranges),
-        everywhere=everywhere(options),
+        everywhere=everywhere(options.low, options.high),
         delta=options.delta,
         resets=Resets(options.resets, options.reset_every_updates),
         reps=options.reps,

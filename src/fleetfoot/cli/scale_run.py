@@ -15,6 +15,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import load_own_parts
 from fleetfoot.scale import grid
+from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import is_study
 from fleetfoot.system import usable_cores
 
@@ -82,7 +83,8 @@ def run(args: list[str], imports: list[str]) -> int:
     if not study.run_study(made, options.workers or None):
         print(f"interrupted and saved; to go on:\n  {command} run --folder {made.folder}")
         return INTERRUPTED
-    print(f"finished; to fit the laws:\n  {command} fit {made.folder}")
+    table = read_table(made.folder).write(made.folder / "evaluations.csv")
+    print(f"finished, all evaluations in {table}; to fit the laws:\n  {command} fit {made.folder}")
     return 0
 
 
@@ -101,6 +103,7 @@ def opened(chosen: Sequence[Recipe], options: Options, imports: Sequence[str]) -
         raise UserError("--utd and --updates state the same thing; give one of them.")
     if not (options.utd or options.updates):
         raise UserError("which update-to-data ratios? Give --utd 0.5 1 2 4, for instance.")
+    grid.check_recipes(chosen)
     points: dict[str, Recipe] = {}
     for recipe in chosen:
         utd = options.utd or tuple(value / recipe.num_envs for value in options.updates)
@@ -109,7 +112,6 @@ def opened(chosen: Sequence[Recipe], options: Options, imports: Sequence[str]) -
         else:
             settings = grid.product_of(utd, options.batch, options.lr, options.width)
         points |= grid.points([recipe], settings)
-    grid.check_recipes(chosen)
     cpu = all(recipe.torch_device().type == "cpu" for recipe in chosen)
     threads = max(1, usable_cores() // len(points)) if cpu else 0
     if cpu and is_study(options.folder):  # as many as at the start, for the same bits

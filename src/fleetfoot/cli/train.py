@@ -28,8 +28,8 @@ class Options:
     video: bool = True
     """Film the best policy at the end."""
     seeds: int = 1
-    """Train so many seeds, from --seed on, each in a run folder of its own: as one batched computation where the recipe
-    allows it, otherwise one after the other."""
+    """Train this many seeds, starting at --seed, each in its own run folder: as one batched computation where the
+    recipe allows it, otherwise one after the other."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -42,21 +42,22 @@ def run(args: list[str], imports: list[str]) -> int:
     check_either(args, "--replay.capacity", "--replay.capacity-gib")
     fixed = ("name", *start.derived_fields())
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
-    needed = [*imports, *([module] if module else [])]
+    by_env = str(getattr(recipe.env, "id", "")).rpartition(":")[0]  # "module:Id-v0"
+    needed = list(dict.fromkeys(filter(None, [*imports, module, by_env])))
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
 
 
 def check_either(args: Sequence[str], one: str, other: str) -> None:
-    """UserError where the line has both of two flags that state the same thing."""
+    """UserError where both of two flags that state the same thing are given."""
     given = {word.split("=")[0].replace("_", "-") for word in args}
     if {one, other} <= given:
         raise UserError(f"{one} and {other} state the same thing; give one of them.")
 
 
 def own_recipe(name: str) -> Recipe:
-    """A recipe from the user's own module, as `module:recipe`; a function without arguments that makes one will do."""
+    """A recipe from the user's own module, as `module:recipe`; or a function without arguments that returns one."""
     module_name, _, attribute = name.partition(":")
     module = import_own(module_name)
     if not hasattr(module, attribute):
@@ -72,7 +73,7 @@ def own_recipe(name: str) -> Recipe:
 
 
 def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
-    """Say what came out, where it lies and how to go on."""
+    """Print the result, where it is stored and how to continue."""
     if not speaks():
         return 0
     folder = result.folder
@@ -87,7 +88,7 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
 
 
 def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
-    """Say what came out of each seed, and of all together. Seeds that were finished before have no result now."""
+    """Print the result of each seed, and of all together. Seeds that were finished before have no result now."""
     place = results[0].folder.parent
     returns = []
     for folder in seed_folders(place):
@@ -104,7 +105,7 @@ def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
         print(f"mean of {len(returns)} seeds: last {sum(returns) / len(returns):,.1f}")
     if all(result.finished for result in results):
         return 0
-    print("interrupted and saved; to go on:")
+    print("interrupted and saved; to continue:")
     print("  " + command_line("resume", place, imports=imports))
     return INTERRUPTED
 
@@ -123,7 +124,7 @@ def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> st
     more = ["--total-vec-steps", str(2 * result.counters.vec_steps)] if result.finished else []
     lines += [
         "",
-        "finished; to go on:" if result.finished else "interrupted and saved; to go on:",
+        "finished; to continue:" if result.finished else "interrupted and saved; to continue:",
         "  " + command_line("resume", folder, *more, imports=imports),
         "  " + command_line("evaluate", folder, imports=imports),
         "  " + command_line("record", folder, imports=imports),

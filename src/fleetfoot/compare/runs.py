@@ -6,7 +6,6 @@ Recipes are read as plain JSON, so that runs with user-defined parts can be comp
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfoot.errors import UserError, nearest
+from fleetfoot.errors import UserError, nearest, one_line
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
+from fleetfoot.run.stored import read_stored
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -75,7 +75,8 @@ def read(folder: Path) -> Run:
     lines = read_lines(metrics) if metrics.exists() else []
     steps = max((line["vec_steps"] for line in lines), default=0)
     # Lines are in order even if the run was resumed from an earlier step: the log drops the lines after it.
-    lines = [line for line in lines if isinstance(line.get(EVAL_RETURN), (int, float))]
+    needed = {EVAL_RETURN, "env_steps", "train_seconds"}
+    lines = [line for line in lines if needed <= line.keys()]
 
     def column(name: str) -> Floats:
         return np.array([float(line[name]) for line in lines])
@@ -97,12 +98,13 @@ def read(folder: Path) -> Run:
 def _recipe(folder: Path) -> dict[str, Any]:
     path = folder / "recipe.json"
     try:
-        recipe = json.loads(path.read_text())
+        recipe = read_stored(path, "recipe")
         missing = [k for k in ("name", "env", "seed", "total_vec_steps") if k not in recipe]
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
-    if missing or not isinstance(recipe, dict):
-        raise UserError(f"{path} is not a recipe: it has no {', '.join(missing) or 'fields'}.")
+        int(recipe.get("seed", 0)), int(recipe.get("total_vec_steps", 0))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
+    if missing:
+        raise UserError(f"{path} is not a recipe: it has no {', '.join(missing)}.")
     return recipe
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fleetfoot.deploy import onnx_file
 from fleetfoot.errors import UserError
+from fleetfoot.files import read_bytes
 
 FORMAT = "fleetfoot policy"
 VERSION = 1
@@ -89,7 +90,7 @@ def read(path: Path | str) -> tuple[About, bytes]:
     place = Path(path)
     folder = place if place.is_dir() else None
     onnx = place / "policy.onnx" if folder else place
-    model = read_bytes(onnx, MODEL_BYTES)
+    model = read_bytes(onnx, most=MODEL_BYTES)
     onnx_file.check(model, str(onnx))
     inside = onnx_file.metadata(model, str(onnx))
     if KEY not in inside:
@@ -106,7 +107,7 @@ def read(path: Path | str) -> tuple[About, bytes]:
 def _compare(folder: Path, raw: dict[str, Any], model: bytes) -> None:
     """UserError where `policy.json` does not say what the ONNX file says."""
     path = folder / "policy.json"
-    beside = parse(read_bytes(path, JSON_BYTES).decode(errors="replace"), str(path))
+    beside = parse(read_bytes(path, most=JSON_BYTES).decode(errors="replace"), str(path))
     understand(beside, str(path))
     files = beside.pop("files", None)
     match files:
@@ -122,20 +123,6 @@ def _compare(folder: Path, raw: dict[str, Any], model: bytes) -> None:
                     f"{path} has other joints, or another order of joints, than policy.onnx."
                 )
             raise UserError(f"{path} was changed: its field {key!r} is not that of policy.onnx.")
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """A whole file; its size is looked at before memory is taken."""
-    try:
-        size = path.stat().st_size
-        if size > limit:
-            raise UserError(f"{path} has {size:,} bytes; more than {limit:,} are refused.")
-        with path.open("rb") as file:
-            return file.read(limit)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def parse(text: str, name: str) -> dict[str, Any]:

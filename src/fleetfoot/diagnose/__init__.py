@@ -7,6 +7,7 @@ networks. Metrics are scalar tensors on their device. Activations are [B, H], or
 from __future__ import annotations
 
 from fleetfoot.diagnose.learner import actor_critic
+from fleetfoot.diagnose.smoothness import SmoothnessMeter
 from fleetfoot.diagnose.units import (
     capture_outputs,
     dormant,
@@ -21,6 +22,7 @@ from fleetfoot.diagnose.values import Overfitting, monte_carlo, overestimation, 
 
 __all__ = [
     "Overfitting",
+    "SmoothnessMeter",
     "actor_critic",
     "capture_outputs",
     "dormant",

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Obs, Step
+from fleetfoot.envs.host import HostEnv
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
 
@@ -55,7 +56,7 @@ class AtariConfig:
     sticky_in_evaluation: bool = False
     """Sticky actions in evaluation too."""
     max_noops: int = 30
-    """An episode begins with 0 to so many frames in which nothing is pressed."""
+    """An episode begins with 0 to this many frames in which nothing is pressed."""
     fire_start: bool = False
     """Press FIRE first, where the game has it."""
     max_frames: int = 108_000
@@ -109,8 +110,10 @@ def rom_of(game: str) -> str:
     return games[game]
 
 
-class AtariEnv:
+class AtariEnv(HostEnv):
     """N consoles with the same game behind the `VecEnv` contract."""
+
+    why_no_state = "ale-py's vector environment does not tell its state"
 
     def __init__(self, config: AtariConfig, num_envs: int, seed: int, device: torch.device) -> None:
         self.envs: Any = _load("ale_py.vector_env").AtariVectorEnv(
@@ -204,15 +207,6 @@ class AtariEnv:
             {"env/score": score},
         )
 
-    def state_dict(self) -> None:
-        """ale-py's vector environment does not tell its state."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: ale-py's vector environment does not tell its state."
-        )
-
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """The newest frame as the policy sees it, grey, at about twice the size of the console's 210 x 160 pixels."""
         grey = self.newest[index, -1].repeat(5, axis=0).repeat(4, axis=1)
@@ -234,17 +228,13 @@ class AtariEnv:
             )
         return rows
 
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.spec.device)
-
-    def _obs(self, frames: NDArray[np.uint8]) -> Obs:
-        self.newest = frames
-        actor = self._tensor(frames)
-        return Obs(actor, actor)
+    def _obs(self, rows: NDArray[np.uint8]) -> Obs:
+        self.newest = rows
+        return super()._obs(rows)
 
 
 def _blacken(frames: NDArray[np.uint8], past: NDArray[np.int64]) -> None:
-    """Black out, in each row, so many of the oldest frames: the stack of a new life holds nothing of the last one."""
+    """Black out the `past` oldest frames of each row: the stack of a new life holds nothing of the last one."""
     for row in np.flatnonzero(past):
         frames[row, : past[row]] = 0
 

@@ -51,6 +51,16 @@ class Draw:
         self._block = _pairs(key, 0, block) if block else None
         self.used = 0
 
+    @classmethod
+    def several(cls, keys: Tensor, block: int) -> list[Draw]:
+        """One `Draw` for each row of `keys` [k, N], hashed together: fewer kernels."""
+        made = [cls(key) for key in keys]
+        if block:
+            blocks = _pairs(keys.flatten(), 0, block).chunk(len(made))
+            for draw, made_at_once in zip(made, blocks, strict=True):
+                draw._block = made_at_once
+        return made
+
     def uniform(self, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """[N, count] in [low, high)."""
         begin, end = self.used, self.used + count

@@ -25,8 +25,9 @@ from torch import Tensor
 from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.gym_copy import FAULT, how_it_ended, make_copy, names, silent
+from fleetfoot.envs.host import HostEnv
 from fleetfoot.envs.info import InfoRows
-from fleetfoot.envs.vec_env import EnvFault
+from fleetfoot.envs.vec_env import EnvFault, check_module
 from fleetfoot.errors import Hung, UserError
 
 __all__ = ["GymConfig", "GymEnv", "names"]
@@ -36,7 +37,7 @@ PATIENCE = 5.0  # seconds that a process has to end by itself
 
 @part
 class GymConfig:
-    """A registered Gymnasium id, also as "module:Id-v0"; `kwargs` go to `gymnasium.make`."""
+    """A registered Gymnasium id, also as "module:Id-v0"."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
@@ -54,9 +55,15 @@ class GymConfig:
     def for_evaluation(self) -> GymConfig:
         return self
 
+    def when_stored(self) -> GymConfig:
+        check_module(self.id)
+        return self
 
-class GymEnv:
+
+class GymEnv(HostEnv):
     """N copies of one Gymnasium environment behind the `VecEnv` contract."""
+
+    why_no_state = "Gymnasium environments do not tell their state"
 
     def __init__(self, config: GymConfig, num_envs: int, seed: int, device: torch.device) -> None:
         probe = make_copy(config.id, config.kwargs, None, 0, os.getpid())
@@ -156,26 +163,12 @@ class GymEnv:
     def _info(self, info: dict[str, Any]) -> dict[str, Tensor]:
         """Each copy tells of the step that was made; of a restart nothing is told (`Copy`)."""
         self.info.begin_step()
-        for told in (
-            info,
-            info.get("final_info", {}),
-        ):  # of episodes that go on, and of those that ended
+        # Of episodes that go on, and of those that ended.
+        for told in (info, info.get("final_info", {})):
             for name, values in told.items():
                 if f"_{name}" in told and name not in ("final_obs", "final_info"):
                     self.info.tell(name, values, told[f"_{name}"])
-        rows = self.info.rows()
-        if not rows:
-            return {}
-        return dict(zip(rows, self._tensor(np.stack(list(rows.values()))), strict=True))
-
-    def state_dict(self) -> None:
-        """Gymnasium has no way to ask an environment for its state."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: Gymnasium environments do not tell their state."
-        )
+        return self._log_rows(self.info)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         picture = self.envs.call("picture", index)[index]
@@ -202,13 +195,6 @@ class GymEnv:
         for pipe in self.envs.parent_pipes:
             pipe.close()
         self.envs.closed = True
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.spec.device)
-
-    def _obs(self, rows: NDArray[Any]) -> Obs:
-        actor = self._tensor(rows)
-        return Obs(actor, actor)
 
 
 class ObsLayout:

@@ -14,6 +14,7 @@ import torch
 
 from fleetfoot.config import at_least, part
 from fleetfoot.envs.subprocess.env import ProcessEnv
+from fleetfoot.envs.vec_env import check_module
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
 
@@ -56,7 +57,7 @@ TASKS = (
 
 @part
 class HumanoidBenchConfig:
-    """A robot and a task, as HumanoidBench's ids have them, without the version; `kwargs` go to `gymnasium.make`."""
+    """A robot and a task, as HumanoidBench's ids have them, without the version."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
@@ -93,6 +94,11 @@ class HumanoidBenchConfig:
             device,
             _surroundings(),
         )
+
+    def when_stored(self) -> HumanoidBenchConfig:
+        if self.kwargs:  # some name files with pickled policies, which the package loads
+            check_module("humanoid_bench:with kwargs")
+        return self
 
     def for_evaluation(self) -> HumanoidBenchConfig:
         return self

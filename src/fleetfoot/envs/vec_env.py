@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.data import EnvSpec, Obs, Step
+from fleetfoot.errors import UserError
 
 
 class VecEnv(Protocol):
@@ -51,6 +53,16 @@ class EnvFault(Exception):  # noqa: N818
     def __init__(self, what: str, *, who: str = "environment", index: int = 0, seed: int = 0):
         super().__init__(what)
         self.what, self.who, self.index, self.seed = what, who, index, seed
+
+
+def check_module(name: str) -> None:
+    """UserError where a stored Gymnasium id, as "module:Id-v0", would import a module that this program has not."""
+    module, colon, _ = name.rpartition(":")
+    if colon and module not in sys.modules:
+        raise UserError(
+            f"this run's environment {name!r:.80} is made by the Python module {module!r:.80}; "
+            f"if you trust that, name it: --import {module:.80}"
+        )
 
 
 @runtime_checkable

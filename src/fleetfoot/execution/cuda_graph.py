@@ -29,7 +29,7 @@ RECORDING = threading.RLock()
 
 
 def why_not_captured(agent: Agent, device: torch.device, world: int) -> str | None:
-    """What stands against CUDA graphs, or None. `world`: processes that share gradients."""
+    """Why CUDA graphs cannot be used, or None. `world`: processes that share gradients."""
     if world > 1:
         return "gradients cross to other processes in the middle of an update"
     if device.type != "cuda":

@@ -48,7 +48,7 @@ class Random:
         return True
 
     def skip(self, vec_steps: int) -> int:
-        """Count so many vec steps as made; returns how many of them come after the random start."""
+        """Count `vec_steps` as made; returns how many of them come after the random start."""
         skipped = min(self.random_left, vec_steps)
         self.random_left -= skipped
         return vec_steps - skipped

@@ -18,13 +18,13 @@ class EpsilonAnnealConfig:
     """Epsilon-greedy, one epsilon for all environments, which falls linearly and then stays (DQN, Gorila)."""
 
     start: float = 1.0
-    """Share of random actions at first."""
+    """Share of random actions at the start."""
     end: float = 0.1
-    """Share of random actions at last."""
+    """Share of random actions at the end."""
     over_vec_steps: int = 10_000
-    """Vec steps from the first to the last, counted from the end of `random_vec_steps`."""
+    """Vec steps over which the share falls, counted from the end of `random_vec_steps`."""
     random_vec_steps: int = 0
-    """Uniformly random actions for so many vec steps at the start."""
+    """Vec steps of uniformly random actions at the start."""
 
     def __post_init__(self) -> None:
         at_least(self, "explorer", over_vec_steps=1, random_vec_steps=0)
@@ -68,13 +68,13 @@ class EpsilonAnneal(Drawing[RandomChoice]):
 
 @part
 class EpsilonLadderConfig:
-    """Epsilon-greedy, with an epsilon of its own for every environment, for ever (Ape-X).
+    """Epsilon-greedy, with a constant epsilon for each environment (Ape-X).
 
     epsilon_i = epsilon^(1 + i / (total - 1) * alpha), i from 0. A ladder of one rung is `epsilon` itself.
     """
 
     epsilon: float = 0.4
-    """Of the first environment, the most curious one."""
+    """Share of random actions in the first environment, which explores most."""
     alpha: float = 7.0
     """The last environment has epsilon^(1 + alpha)."""
     first: int = 0
@@ -82,7 +82,7 @@ class EpsilonLadderConfig:
     total: int | None = None
     """Rungs of the whole ladder; None: as many as there are environments here."""
     random_vec_steps: int = 0
-    """Uniformly random actions for so many vec steps at the start."""
+    """Vec steps of uniformly random actions at the start."""
 
     def __post_init__(self) -> None:
         at_least(self, "explorer", alpha=0, first=0, random_vec_steps=0)
@@ -114,10 +114,10 @@ class EpsilonLadder(Drawing[RandomChoice]):
 
 @part
 class GreedyConfig:
-    """The action of the largest q-value, always: for actors that only show how good the agent is."""
+    """Always the action with the largest q-value, for actors that only show how good the agent is."""
 
     random_vec_steps: int = 0
-    """Uniformly random actions for so many vec steps at the start."""
+    """Vec steps of uniformly random actions at the start."""
 
     def __post_init__(self) -> None:
         at_least(self, "explorer", random_vec_steps=0)

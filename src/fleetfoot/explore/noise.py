@@ -17,16 +17,18 @@ class NoiseLadderConfig:
     """Gaussian noise on the action, of a different strength in every environment."""
 
     std_min: float = 0.001
+    """Smallest standard deviation of the noise."""
     std_max: float = 0.4
+    """Largest standard deviation of the noise."""
     redraw: Literal["episode", "never"] = "episode"
     """episode: each environment draws a new strength, uniform between the two, when its episode ends (FastTD3).
-    never: evenly spaced from the first environment to the last, for ever (PQL)."""
+    never: evenly spaced from the first environment to the last, and constant (PQL)."""
     first: int = 0
     """The rung of this explorer's first environment, where several workers share one ladder (redraw="never")."""
     total: int | None = None
     """Rungs of the whole ladder; None: as many as there are environments here."""
     random_vec_steps: int = 0
-    """Uniformly random actions for so many vec steps at the start."""
+    """Vec steps of uniformly random actions at the start."""
 
     def __post_init__(self) -> None:
         at_least(self, "explorer", std_min=0, std_max=self.std_min, first=0, random_vec_steps=0)
@@ -74,7 +76,7 @@ class AsSampledConfig:
     """The behaviour network's own samples, for stochastic policies."""
 
     random_vec_steps: int = 0
-    """Uniformly random actions for so many vec steps at the start."""
+    """Vec steps of uniformly random actions at the start."""
 
     def __post_init__(self) -> None:
         at_least(self, "explorer", random_vec_steps=0)
@@ -107,12 +109,13 @@ class HeldNoiseConfig:
     """
 
     exponent: float = 2.0
+    """Exponent of the law; larger: shorter runs of the same noise."""
     longest: int = 16
+    """Longest run, in vec steps."""
     shared: bool = True
-    """One k for all environments, as published: all draw new noise, each its own, at the same vec step. False: a k for
-    each."""
+    """One k for all environments, as published: all draw new noise at the same vec step. False: a k for each."""
     random_vec_steps: int = 0
-    """Uniformly random actions for so many vec steps at the start."""
+    """Vec steps of uniformly random actions at the start."""
 
     def __post_init__(self) -> None:
         at_least(self, "explorer", exponent=0, longest=1, random_vec_steps=0)

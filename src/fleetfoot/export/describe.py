@@ -18,6 +18,7 @@ from fleetfoot.config import to_json
 from fleetfoot.data import Discrete, EnvSpec
 from fleetfoot.deploy.about import FORMAT, VERSION
 from fleetfoot.export.graph import action_map
+from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import run_of
 
@@ -92,14 +93,9 @@ def training(recipe: Recipe, folder: Path, which: str, loaded: Loaded) -> dict[s
 def evaluation(folder: Path, step: int, episodes: int) -> dict[str, Any] | None:
     """Mean return and its spread over episodes, as the log has them for this checkpoint."""
     path = run_of(folder) / "metrics.jsonl"
-    found = None
-    try:
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            if row.get("vec_steps") == step and "eval/return" in row:
-                found = row
-    except (OSError, ValueError, AttributeError):
-        return None
+    rows = read_lines(path, step) if path.is_file() else []
+    evaluated = [row for row in rows if row.get("vec_steps") == step and "eval/return" in row]
+    found = evaluated[-1] if evaluated else None
     if found is None:
         return None
     return {

@@ -22,7 +22,7 @@ from fleetfoot.data import Discrete, EnvSpec, Obs
 from fleetfoot.deploy import about as deploy_about
 from fleetfoot.deploy import onnx_file
 from fleetfoot.deploy.policy import Policy, load
-from fleetfoot.errors import UserError, writing
+from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.export import describe, graph
 from fleetfoot.export.observations import observe
 from fleetfoot.run.folder import read_recipe, run_of
@@ -65,8 +65,14 @@ def export_run(
     obs, source, told = observe(recipe, spec, policy.network, CHECKED, draw=draw)
     if not spec.description:  # a run of a version that stored none
         spec = dataclasses.replace(spec, description=told)
-    module = graph.Exported(policy.network, spec).eval().requires_grad_(False)
-    described = describe.describe(recipe, spec) | {
+    try:
+        module = graph.Exported(policy.network, spec).eval().requires_grad_(False)
+        known = describe.describe(recipe, spec)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{spec.name} describes itself in another form than docs/guides/deploy.md: {one_line(error)}."
+        ) from error
+    described = known | {
         "training": describe.training(recipe, Path(folder), chosen, loaded),
         "made_by": describe.made_by(),
         "weights_sha256": describe.weights_sha256(policy.network),

@@ -6,6 +6,7 @@ are where the numbers go, `console` is the one a person watches, `clipping` one 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class LogConfig:
         lines = JsonLines(folder / "metrics.jsonl")
         if resumed is not None:
             lines.truncate_after(resumed.vec_steps)
-        elif lines.path.exists():
+        elif os.path.lexists(lines.path):
             raise UserError(
                 f"{lines.path} belongs to another run; resume that run or choose another folder"
             )

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleetfoot.errors import Notice, UserError, one_line, writing
+from fleetfoot.files import (
+    MOST_LOG,
+    open_append,
+    plain_folder,
+    read_bytes,
+    replacing,
+    write_text,
+)
 from fleetfoot.log.meter import Counters, Sink
+
+MOST_VALUE = 1e300  # of a metric; beyond it means and spreads overflow
 
 
 class JsonLines:
@@ -28,7 +38,7 @@ class JsonLines:
         with writing(self.path):
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("a", encoding="utf-8")
+                self._file = open_append(self.path)
             self._file.write(line)
             self._file.flush()
 
@@ -38,17 +48,10 @@ class JsonLines:
         if not self.path.exists():
             return
         lines = [json.dumps(line) + "\n" for line in read_lines(self.path, vec_steps)]
-        hidden = self.path.with_name(f".tmp-{self.path.name}")
-        try:
-            with writing(self.path):
-                with hidden.open("w", encoding="utf-8") as file:
-                    file.writelines(lines)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(hidden, self.path)
-        finally:
-            with contextlib.suppress(OSError):
-                hidden.unlink()
+        with replacing(self.path) as hidden, hidden.open("x", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         if self._file is not None:
@@ -57,20 +60,34 @@ class JsonLines:
 
 
 def read_lines(path: Path, until_vec_steps: int | None = None) -> list[dict[str, Any]]:
-    """The whole lines of a metrics.jsonl, in order, optionally only up to a vec step."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    lines = []
-    for raw in text.splitlines():
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("vec_steps"), int):
+    """The whole lines of a metrics.jsonl, in order, optionally only up to a vec step. Others are named in a notice."""
+    lines, damaged = [], []
+    for number, raw in enumerate(read_bytes(path, most=MOST_LOG).splitlines(), start=1):
+        line = _line(raw)
+        if line is None:
+            damaged.append(number)
+        else:
             lines.append(line)
+    if damaged:
+        some = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+        noun = "line is" if len(damaged) == 1 else "lines are"
+        text = f"{path}: {len(damaged)} damaged {noun} left out ({some})"
+        warnings.warn(text, Notice, stacklevel=2)
     return [x for x in lines if until_vec_steps is None or x["vec_steps"] <= until_vec_steps]
+
+
+def _line(raw: bytes) -> dict[str, Any] | None:
+    """One line, or None where it is damaged: all values are finite numbers, and the counters are there."""
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("vec_steps")) is not int:
+        return None
+    for value in line.values():
+        if type(value) not in (int, float) or not -MOST_VALUE < value < MOST_VALUE:
+            return None
+    return line
 
 
 class Dispensable:
@@ -112,6 +129,7 @@ class TensorBoard:
         purge = None if resumed is None else resumed.env_steps + 1
         self.folder = folder
         with writing(folder):
+            plain_folder(folder)
             self._writer = SummaryWriter(str(folder), purge_step=purge)
 
     def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
@@ -138,13 +156,13 @@ class WandB:
         known = folder / "wandb-id.txt"
         with writing(known):
             folder.mkdir(parents=True, exist_ok=True)
-            if not known.exists():
-                known.write_text(secrets.token_hex(4))
+            if not os.path.lexists(known):
+                write_text(known, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=project,
                 name=folder.name,
-                id=known.read_text().strip(),
+                id=read_bytes(known, most=100).decode(errors="replace").strip(),
                 resume="allow",
                 dir=str(folder),
                 config=config,

@@ -21,9 +21,9 @@ class AdaptiveRate(nn.Module):
 
     @torch.no_grad()
     def update(self, kl: Tensor) -> Tensor:
-        """The rate after a divergence `kl`, one for each set of weights. At exactly zero nothing has moved yet."""
+        """The rate after a divergence `kl`, one for each set of weights. At zero, or nearly, nothing has moved yet."""
         slower = kl > 2.0 * self.target_kl
-        faster = (kl < 0.5 * self.target_kl) & (kl > 0.0)
+        faster = (kl < 0.5 * self.target_kl) & (kl > 1e-5 * self.target_kl)
         factor = torch.where(slower, 1.0 / FACTOR, torch.where(faster, FACTOR, 1.0))
         self.lr.copy_((self.lr * factor).clamp(self.low, self.high))
         return self.lr

@@ -30,7 +30,9 @@ class FlashNetConfig:
     """FlashSAC's network: inverted residual blocks with BatchNorm, and weights of unit length."""
 
     width: int = 256
+    """Features of each layer."""
     blocks: int = 2
+    """Residual blocks."""
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return FlashNet(self, inputs, outputs, ensemble_size)

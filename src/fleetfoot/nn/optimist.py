@@ -69,12 +69,12 @@ class Delta(Optimist):
 
 @part
 class IndependentConfig:
-    """An actor of its own, which sees nothing but the observation (DAC)."""
+    """An independent actor, which sees only the observation (DAC)."""
 
     net: NetworkConfig = BroNetConfig(width=256, blocks=1)
     """Network of the actor."""
     head_gains: tuple[float, float] = ORTHOGONAL
-    """Of the orthogonal weights for mean and log std at the start."""
+    """Gains of the orthogonal weights for mean and log std at the start."""
 
     def build(self, encoder: Encoder, action_size: int, log_std: tuple[float, float]) -> Optimist:
         gains = self.head_gains

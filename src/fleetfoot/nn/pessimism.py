@@ -78,7 +78,7 @@ class BoundConfig(Protocol):
 
 @part
 class FixedBoundConfig:
-    """The same beta all the time."""
+    """A constant beta."""
 
     beta: float = 1.0
     """0: the mean of the critics; 1: with two critics, the smaller (clipped double Q)."""
@@ -100,7 +100,7 @@ class LearnedBoundConfig:
     """Beta goes where targets and predictions agree."""
 
     beta: float = 1.0
-    """At the start."""
+    """Beta at the start."""
     learns_from: Literal["batch", "held_out"] = "held_out"
     """Rows the critics learn from (GPL), or rows they never see (VPL)."""
     form: Literal["unbiased", "bias", "mse"] = "unbiased"

@@ -113,8 +113,10 @@ class GaussianPolicy(StochasticPolicy):
 
     def kl(self, old: Params, new: Params) -> Tensor:
         (mean, log_std), (new_mean, new_log_std) = old, new
-        spread = (2.0 * log_std).exp() + (mean - new_mean).square()
-        return (new_log_std - log_std + 0.5 * spread * (-2.0 * new_log_std).exp() - 0.5).sum(-1)
+        narrower = log_std - new_log_std
+        off = (mean - new_mean) * (-new_log_std).exp()
+        # In this order it is exactly zero where both are equal.
+        return (0.5 * ((2.0 * narrower).exp() - 1.0 + off.square()) - narrower).sum(-1)
 
 
 class CategoricalPolicy(StochasticPolicy):

@@ -21,15 +21,17 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def pendulum() -> Recipe:
-    """100,000 steps of the tensor pendulum, in which N and H have grown after 15,000. Small networks, as for PPO."""
+    """100,000 steps of the tensor pendulum. Small networks and a short horizon, for a CPU."""
     net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
     return Recipe(
         name="daa/pendulum",
         env=TensorConfig(task="pendulum"),
         agent=DAAConfig(
+            horizon=5,
             start_env_steps=4_096,
-            model_steps=320,
-            first_model_steps=1_280,
+            model_steps=160,
+            first_model_steps=640,
+            model_batch=256,
             normalize_advantage=True,
             value_clip=None,
             tanh_mean=False,
@@ -37,17 +39,17 @@ def pendulum() -> Recipe:
             policy_net=net,
             critic_net=net,
             policy_optim=AdamConfig(lr=1e-3, lr_end=1e-4, schedule="linear", max_grad_norm=0.5),
-            model=WorldModelConfig(net=MLPConfig(hidden=(128, 128), activation=("elu",))),
+            model=WorldModelConfig(net=MLPConfig(hidden=(64, 64), activation=("elu",))),
             model_optim=AdamConfig(lr=1e-3),
         ),
         explorer=FromPolicyConfig(),
-        replay=RolloutConfig(length=256),
+        replay=RolloutConfig(length=64),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=512, episodes=32),
-        log=LogConfig(every_vec_steps=256),
-        checkpoint=CheckpointConfig(every_vec_steps=2_560),
-        num_envs=8,
-        total_vec_steps=12_544,
+        evaluation=EvaluationConfig(every_vec_steps=256, episodes=32),
+        log=LogConfig(every_vec_steps=64),
+        checkpoint=CheckpointConfig(every_vec_steps=640),
+        num_envs=32,
+        total_vec_steps=3_136,
         gamma=0.9,
     )
 

@@ -31,11 +31,11 @@ class Eviction(Protocol):
         ...
 
     def appended(self, ring: Ring, lines: int) -> Tensor | None:
-        """Leaves to clear after so many lines were appended, if any."""
+        """Leaves to clear after `lines` were appended, if any."""
         ...
 
     def updated(self, ring: Ring, updates: int) -> Tensor | None:
-        """Leaves to clear after so many updates of the learner, if any."""
+        """Leaves to clear after `updates` of the learner, if any."""
         ...
 
     def readable(self, ring: Ring) -> int:
@@ -65,7 +65,7 @@ class EvictionConfig(Protocol):
 
 @part
 class FifoConfig:
-    """A soft capacity: once in a while all that is too much goes, the oldest first."""
+    """A soft capacity: from time to time the excess is dropped, the oldest rows first."""
 
     every_updates: int = 100
     """Updates between two trims."""
@@ -120,7 +120,7 @@ class Fifo:
 
 @part
 class InverseConfig:
-    """A hard capacity: what is too much is drawn at random, the more likely the lower its priority (Ape-X DPG)."""
+    """A hard capacity: rows to drop are drawn at random, the more likely the lower their priority (Ape-X DPG)."""
 
     exponent: float = -0.4
     """P(row goes) is proportional to priority ** exponent."""

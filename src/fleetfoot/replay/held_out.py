@@ -30,7 +30,7 @@ class HeldOutUniformConfig:
     prioritised: ClassVar[bool] = False
 
     share: float = 1 / 16
-    """Of all episodes, or of all rows."""
+    """Share of all episodes, or of all rows, that is held out."""
     by: Literal["episode", "transition"] = "episode"
     """What is held out as a whole. Neighbours in an episode are alike, so single transitions are less independent."""
     rows: int = 256
@@ -125,7 +125,7 @@ class HeldOutUniform:
         self.held[newest] = chosen
         self.training.add(newest, ~chosen)
         self.held_out.add(newest, chosen)
-        if written > ring.rows:  # the line so many before has lost its place
+        if written > ring.rows:  # the line that was there before has lost its place
             lost = self.held[ring.line(age - ring.rows)].sum()
             self.held_out.num_dropped += lost
             self.training.num_dropped += ring.width - lost

@@ -353,6 +353,11 @@ class Ring:
         return {"size": self.size, "written": self.written, "tensors": self.tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not 0 <= state["size"] <= min(self.rows, state["written"]):
+            raise ValueError(f"{state['size']} rows cannot be stored in {self.rows}")
+        entry = state["tensors"]["entry"]
+        if not bool(((entry >= 0) & (entry <= self.finals)).all()):  # it is an index
+            raise ValueError("entries of the side table lie outside of it")
         for name, tensor in self.tensors().items():
             tensor.copy_(state["tensors"][name])
         self.size, self.written = state["size"], state["written"]

@@ -139,6 +139,8 @@ class Rollouts:
         return {"filled": self.filled, "tensors": self.tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not 0 <= state["filled"] < self.cfg.length:
+            raise ValueError(f"it holds {state['filled']} vec steps of a rollout")
         self.filled = state["filled"]
         for name, tensor in self.tensors.items():
             tensor.copy_(state["tensors"][name])

@@ -52,7 +52,7 @@ class Sampler(Protocol):
         ...
 
     def appended(self, ring: Ring, td_error: Tensor | None, lines: int = 1) -> None:
-        """The ring has just taken so many lines; td_error (one per row) absolute, or None where nobody knows it yet."""
+        """The ring has just taken `lines`; td_error (one per row) is absolute, or None where it is not known yet."""
         ...
 
     def reprioritize(self, ring: Ring, row_id: Tensor, td_error: Tensor | None) -> None:
@@ -81,7 +81,7 @@ class SamplerConfig(Protocol):
     """Errors of rows change how likely they are drawn."""
 
     def check(self, n_step: int) -> None:
-        """UserError where rows must not be folded with so many that follow."""
+        """UserError where rows must not be folded with the n - 1 that follow."""
         ...
 
     def ring_rows(self, rows: int) -> int:
@@ -275,7 +275,7 @@ class Proportional:
         return self.eviction.readable(ring)
 
     def _priority(self, td_error: Tensor) -> Tensor:
-        # One error that is no number must not spoil the sums of all rows.
+        # One error that is not a number must not spoil the sums of all rows.
         error = td_error.detach().to(self.device, torch.float64).abs()
         return error.nan_to_num_(nan=0.0, posinf=MOST).add_(LEAST)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
+from fleetfoot.checkpoint import check_collector_fits, check_counts
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv, closed_on_error
 from fleetfoot.evaluate import Evaluator, QEstimate
@@ -24,7 +25,8 @@ from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.rollouts import Rollouts
-from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.run.journal import Journal, State
+from fleetfoot.run.loading import buildable, fitting
 from fleetfoot.run.ranks import ALONE, Ranks, current_ranks
 from fleetfoot.run.sharded import (
     adapt_state,
@@ -37,6 +39,7 @@ from fleetfoot.run.sharded import (
 )
 from fleetfoot.system import usable_cores
 
+MOST_STEPS = 2**53
 NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
 
 
@@ -100,11 +103,13 @@ class Parts:
         if held_out is not None and not held_out.weight.any():  # none so far
             held_out = None
         rows = rows._replace(held_out=None)
-        diagnosis = agent.diagnose(rows, held_out)
         newest = self.replay.sample_newest(self.share.batch_size, vec_steps, NEWEST_SHARE)
-        for name, value in agent.diagnose(rows, newest).items():
-            if name.startswith("overfitting"):
-                diagnosis[f"newest_{name}"] = value
+        diagnosis = {
+            f"newest_{name}" if name.startswith("overfitting") else name: value
+            for name, value in agent.diagnose(rows, newest).items()
+        }
+        if held_out is not None:
+            diagnosis |= agent.diagnose(rows, held_out)
         return {f"diagnose/{name}": float(value) for name, value in diagnosis.items()}
 
     def state_dict(self, *, with_replay: bool) -> State:
@@ -129,6 +134,7 @@ class Parts:
         counters, in new episodes."""
         if state.get("world", 1) != self.ranks.world:
             state = self._without_ranks(state)
+        self._check_fits(state)
         self.pace.load_state_dict(state["pace"])
         self.agent.load_state_dict(state["agent"])
         if "replay" in state:
@@ -151,6 +157,19 @@ class Parts:
             self.episodes.restart()
             everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
             self.explorer.restart(everywhere)
+
+    def _check_fits(self, state: State) -> None:
+        """ValueError where the state is not one of these parts: a tensor of another shape would be spread, cut, or read
+        beyond its end."""
+        own = self.state_dict(with_replay="replay" in state)
+        own.pop("world", None)
+        if not self.ranks.first:  # it has what all share beside its own
+            own |= {"agent": self.agent.state_dict(), "pace": self.pace.state_dict(), "owed": 0}
+            own.pop("generators")
+        check_collector_fits(state, own, self.share.num_envs)
+        steps = self.pace.cfg.updates_after(state["vec_steps"])
+        check_counts(state, vec_steps=MOST_STEPS, updates=MOST_STEPS, owed=steps)
+        check_counts(state["pace"], vec_steps=state["vec_steps"], held_vec_steps=MOST_STEPS)
 
     def _without_ranks(self, state: State) -> State:
         state.pop("replay", None)
@@ -224,7 +243,8 @@ def open_run(
     ranks = current_ranks()
     with ExitStack() as stack:
         with ranks.raise_together():
-            parts = build_parts(recipe, ranks, **options)
+            with buildable() if state is not None else nullcontext():
+                parts = build_parts(recipe, ranks, **options)
             stack.callback(parts.close)
             if check is not None:
                 check(parts)

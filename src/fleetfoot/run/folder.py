@@ -19,17 +19,21 @@ from typing import Any
 
 import torch
 
-from fleetfoot.config import dumps, from_json
+from fleetfoot.checkpoint import sealed_recipe
+from fleetfoot.checkpoint.read import Which
+from fleetfoot.config import check_types, from_json, to_json
 from fleetfoot.data import Continuous, Discrete, EnvSpec
-from fleetfoot.errors import UserError, writing
+from fleetfoot.errors import UserError, one_line, writing
+from fleetfoot.files import open_lock
 from fleetfoot.recipe import Recipe
+from fleetfoot.run.stored import from_stranger, read_stored, write_stored
 
 try:
     import fcntl
 except ImportError:  # Windows: two processes in one run folder go unnoticed there
     fcntl = None  # type: ignore[assignment]
 
-# What may change when a run goes on: nothing here changes what the numbers in its checkpoint mean.
+# What may change when a run is resumed: nothing here changes what the numbers in its checkpoint mean.
 RESUMABLE = (
     "total_vec_steps",
     "log",
@@ -76,7 +80,7 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
             if place.is_file():
                 raise UserError(f"{place} is a file; give another --folder.")
             if place.exists() and any(place.iterdir()):
-                go_on = f"; fleetfoot resume {place} goes on with it" if is_run(place) else ""
+                go_on = f"; fleetfoot resume {place} continues it" if is_run(place) else ""
                 raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
         return place
     name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -96,7 +100,7 @@ def check_changes(stored: Recipe, recipe: Recipe) -> None:
     fixed = [path for path in differences(stored, recipe) if not may_change(path)]
     if fixed:
         raise UserError(
-            f"{fixed[0]} cannot change when a run goes on (the checkpoint was made with "
+            f"{fixed[0]} cannot change when a run is resumed (the checkpoint was made with "
             f"{look_up(stored, fixed[0])}); train a new run instead."
         )
 
@@ -121,25 +125,46 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / "checkpoints" / "last.json").is_file()
 
 
+def is_checkpoint(folder: Path | str) -> bool:
+    """Is this one checkpoint of a run?"""
+    return run_of(folder) != Path(folder)
+
+
 def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
     path = run_of(folder) / "recipe.json"
-    if not path.is_file():
-        inside = next(
-            (f"; its seeds are, {seed_folder} for one" for seed_folder in _inside(folder)), ""
-        )
-        raise UserError(f"{folder} is no run folder: it has no recipe.json{inside}.")
+    if not os.path.lexists(path):
+        seeds = _inside(folder)
+        inside = f"; it holds the runs of several seeds, such as {seeds[0]}" if seeds else ""
+        raise UserError(f"{folder} is not a run folder: it has no recipe.json{inside}.")
+    return from_stored(read_stored(path, "recipe"), path)
+
+
+def from_stored(tree: Any, path: Path) -> Recipe:
+    """A recipe from the JSON in the file `path`. It executes nothing, whoever wrote it."""
     load_own_parts()
     try:
-        recipe = from_json(json.loads(path.read_text()))
+        recipe = from_json(tree)
     except UserError as error:  # a name that this version does not know
         raise UserError(f"{path}: {error}") from error
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as a recipe: {reason}.") from error
+    except Exception as error:  # the checks of a part may stumble over anything
+        raise UserError(f"{path} cannot be read as a recipe: {one_line(error)}.") from error
     if not isinstance(recipe, Recipe):
         raise UserError(f"{path} holds no recipe.")
-    return recipe
+    found: Recipe = from_stranger(recipe)
+    return found
+
+
+def check_sealed(folder: Path | str, recipe: Recipe, which: Which = "last") -> None:
+    """UserError where a checkpoint was made with another recipe than the stored one, in what must stay."""
+    sealed = from_stored(sealed_recipe(folder, which=which), Path(folder))
+    for path in differences(sealed, recipe):
+        if not may_change(path):
+            now, then = look_up(recipe, path), look_up(sealed, path)
+            raise UserError(
+                f"recipe.json of {run_of(folder)} is not that of its checkpoint: {path} is {now!r:.80}, and was "
+                f"{then!r:.80} when the checkpoint was made."
+            )
 
 
 def _inside(folder: Path | str) -> list[Path]:
@@ -170,7 +195,7 @@ def look_up(value: Any, path: str) -> Any:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    _write(folder / "recipe.json", dumps(recipe))
+    write_stored(folder / "recipe.json", "recipe", to_json(recipe))
 
 
 def write_spec(folder: Path, spec: EnvSpec) -> None:
@@ -178,35 +203,29 @@ def write_spec(folder: Path, spec: EnvSpec) -> None:
     fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
     kind, size = type(spec.action).__name__, list(vars(spec.action).values())
     fields["action"] = [kind, *size]
-    _write(folder / "spec.json", json.dumps(fields, indent=2, default=str) + "\n")
+    write_stored(folder / "spec.json", "spec", json.loads(json.dumps(fields, default=str)))
 
 
 def read_spec(folder: Path | str) -> EnvSpec | None:
     """None where the run was begun by a version that did not store it."""
     path = run_of(folder) / "spec.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        stored: dict[str, Any] = from_json(json.loads(path.read_text()))
+        stored: dict[str, Any] = from_json(read_stored(path, "spec"))
         kind, size = stored["action"]
         stored["action"] = {"Continuous": Continuous, "Discrete": Discrete}[kind](size)
         stored["device"] = torch.device(stored["device"])
         dtypes = {str(dtype): dtype for dtype in (torch.uint8, torch.float32)}
         for name in ("obs_dtype", "critic_dtype"):
             stored[name] = dtypes[stored[name]]
-        return EnvSpec(**stored)
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read: {reason}.") from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole, or not at all."""
-    hidden = path.with_name(f".{path.name}.partial")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        hidden.write_text(text)
-        os.replace(hidden, path)
+        spec = EnvSpec(**stored)
+        check_types(spec)
+        return spec
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
 
 
 @contextlib.contextmanager
@@ -233,11 +252,13 @@ def folder_lock(folder: Path) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         with writing(folder):
-            file = stack.enter_context((folder / ".lock").open("w"))
+            file = stack.enter_context(open_lock(folder / ".lock"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another process is training in {folder}.") from None
+            for left in folder.glob(".*.partial*"):  # by a kill
+                left.unlink()
         yield
 
 
@@ -250,7 +271,7 @@ def clear(folder: Path) -> None:
     with writing(folder):
         for name in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
             path = folder / name
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)

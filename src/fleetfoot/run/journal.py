@@ -1,7 +1,11 @@
-"""The journal of a run: counters, log, evaluations, checkpoints. It does not know who collects and who learns."""
+"""The journal of a run: counters, log, evaluations, checkpoints. It does not know who collects and who learns.
+
+More than 300 lines: all that a run counts and writes is in one place.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.checkpoint import Checkpoint, pack
+from fleetfoot.checkpoint import Checkpoint, check_counts
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import Halted, UserError
@@ -23,6 +27,7 @@ from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.folder import write_spec
+from fleetfoot.run.loading import check_finite
 from fleetfoot.run.ranks import ALONE, Ranks
 from fleetfoot.run.sharded import check_same_weights
 
@@ -97,8 +102,10 @@ class Journal:
 
     def _clipping_notice(self) -> tuple[Sink, ...]:
         """For agents whose value range somebody chose."""
-        v_min, v_max = (getattr(self.recipe.agent, name, "auto") for name in ("v_min", "v_max"))
-        return () if "auto" in (v_min, v_max) else (ClippingNotice(v_min, v_max),)
+        agent: Any = self.recipe.agent
+        if getattr(agent, "v_min", "auto") == "auto":
+            return ()
+        return (ClippingNotice(agent.v_min, agent.v_max),)
 
     @property
     def finished(self) -> bool:
@@ -196,7 +203,7 @@ class Journal:
         metrics: dict[str, float],
         state: State | None = None,
     ) -> None:
-        """Note the return of the policy at `counters`, and save the best one. `state`: of the run then, if not now."""
+        """Note the return of the policy at `counters`, and save it if it is the best; `state`: of then, if not now."""
         self.last_return = metrics[EVAL_RETURN]
         if self.last_return <= self.best_return:  # False where there was none before
             return
@@ -238,8 +245,10 @@ class Journal:
         """Save now, unless what would be saved is not finite, or is saved already."""
         if self.saved_at != (self.vec_steps, self.updates):
             subject.flush_counters(self.log)
+            with self.ranks.raise_together(), contextlib.suppress(Halted):
+                self.log.flush(self.counters())  # where it cannot be written, the state perhaps can
             with self.ranks.raise_together():
-                self.log.flush(self.counters())
+                check_finite(subject.agent.state_dict())
             self.save(subject)
 
     @contextmanager
@@ -259,7 +268,6 @@ class Journal:
         if not self.updates:
             return "nothing was learned yet"
         try:
-            check_finite(subject.agent.state_dict())
             self.save_interrupted(subject)
         except UserError as error:
             return f"its state was not saved ({error})"
@@ -276,9 +284,13 @@ class Journal:
         }
 
     def load_state_dict(self, state: State) -> None:
+        check_counts(state, vec_steps=2**53, updates=2**53)
         self.vec_steps, self.updates = state["vec_steps"], state["updates"]
-        self.last_return, self.best_return = state["last_return"], state["best_return"]
-        self.clock.restart(state["train_seconds"])
+        self.last_return, self.best_return = (
+            float(state["last_return"]),
+            float(state["best_return"]),
+        )
+        self.clock.restart(float(state["train_seconds"]))
         self.saved_at = self.vec_steps, self.updates
 
     def result(self, policy: nn.Module) -> Result:
@@ -295,24 +307,7 @@ class Journal:
         self.log.close()
 
 
-def check_finite(state: Any) -> None:
-    """UserError where a tensor of this tree is NaN or infinite."""
-    for name, tensor in pack(state)[0].items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{name} is NaN or infinite")
-
-
 def step_metrics(fresh: Transition) -> dict[str, Tensor]:
     """What the log keeps of one vec step, [N] each."""
     magnitude = fresh.next_obs.actor.float().abs().flatten(1).mean(1)
     return {"env/obs_magnitude": magnitude, "env/reward": fresh.reward, **fresh.info}
-
-
-@contextmanager
-def fitting() -> Iterator[None]:
-    """Around the loading of a checkpoint: UserError where it does not fit the recipe."""
-    try:
-        yield
-    except (KeyError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"the checkpoint does not fit this recipe: {reason}") from error

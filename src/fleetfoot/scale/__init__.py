@@ -19,5 +19,6 @@ Deviations from the published analysis:
     [2] (2) and (3) are linear in all but their exponents. A bounded search over the exponents with non-negative least
         squares inside replaces 500 local searches. So c >= 0, and data never grows with sigma.
     [3] Scores are 0 at the lowest and 1,000 at the highest return of a study where nobody states the range of a task.
-    [4] Of several settings at one ratio, (2) takes the one nearest to the laws (1), in the place of new runs there.
+    [4] A data law that does not fit (R^2 below 0.8) has no say in (6).
+    [5] Of several settings at one ratio, (2) takes the one nearest to the laws (1), in the place of new runs there.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -61,28 +61,15 @@ class _Work:
         chosen = self.choose(batch_law, lr_law)
         data = self.data_table(chosen)
         ratios, laws = data.ratios, fits.fit_all(data)
-        params = float(np.exp(np.mean([math.log(size) for _, size in ratios])))
-        batch = float(np.mean([key.batch for key in chosen.values()]))
-        middle = math.sqrt(ratios[0][0] * ratios[-1][0])
-        model = CostModel(
-            lambda sigma: (
-                np.full(np.shape(sigma), batch) if batch_law is None else batch_law.mean(sigma)
-            ),
-            params,
-            0.0,
-        )
-        delta = self.ask.delta
-        if delta is None:
-            delta = float(model.compute(np.array(middle), np.array(1.0)))
-        model = CostModel(model.batch, params, delta)
+        # Without a law of the best, one through what was used, which may be the same everywhere.
+        batch = batch_law or self.used_law([key.batch for key in chosen.values()], chosen)
+        lr = lr_law or self.used_law([key.lr for key in chosen.values()], chosen)
+        assert batch is not None
+        costs = self.cost_model(batch, ratios)
         grid = frontier.ratio_grid([sigma for sigma, _ in ratios])
         sizes = sorted({float(size) for _, size in ratios})
-        optima = [frontier.optimum(f.law, f.threshold, model, grid, sizes) for f in laws]
-        if edge := [one for one in optima if one.at_edge]:
-            self.notes.append(
-                f"the best ratio for {len(edge)} thresholds lies outside of {grid[0]:.3g} to {grid[-1]:.3g}; "
-                "another --delta moves it."
-            )
+        optima = [frontier.optimum(f.law, f.threshold, costs, grid, sizes) for f in laws]
+        self.note_optima(optima, grid)
         seconds = self.seconds_per_step(chosen)
         return Analysis(
             tasks=self.ranges,
@@ -100,15 +87,27 @@ class _Work:
             bests=found,
             own_slopes=slopes,
             batch=batch,
-            lr=float(np.mean([key.lr for key in chosen.values()])),
-            params=params,
-            delta=delta,
+            lr=lr,
+            params=costs.params,
+            delta=costs.delta,
             optima=optima,
             budget_law=frontier.fit_budget_law(optima),
             seconds=seconds,
-            fastest=[_fastest(f, seconds, grid, params) for f in laws],
+            fastest=[_fastest(f, seconds, grid, costs.params) for f in laws],
             notes=self.notes,
         )
+
+    def note_optima(self, optima: Sequence[Optimum], grid: Floats) -> None:
+        if edge := [one for one in optima if one.at_edge]:
+            self.notes.append(
+                f"the best ratio for {len(edge)} thresholds lies outside of {grid[0]:.3g} to {grid[-1]:.3g}; "
+                "another --delta moves it."
+            )
+        if poor := [f"{one.threshold:.0f}" for one in optima if not one.trusted]:
+            self.notes.append(
+                f"the data law for a score of {', '.join(poor)} has an R^2 below {frontier.POOR_FIT}; its best ratio "
+                "is no part of the law of best ratios."
+            )
 
     def read_curves(self) -> None:
         """Curves as scores."""
@@ -235,6 +234,21 @@ class _Work:
         return DataTable(
             ratios, self.thresholds[common], measured[..., common], samples[..., common]
         )
+
+    def used_law(self, values: Sequence[float], chosen: Mapping[Cell, Key]) -> PowerLaw | None:
+        """None where the agent names no learning rate."""
+        keys = list(chosen.values())
+        if min(values) <= 0:
+            return None
+        return fit_power_law([key.task for key in keys], [key.utd for key in keys], values)
+
+    def cost_model(self, batch: PowerLaw, ratios: Sequence[tuple[float, int]]) -> CostModel:
+        params = float(np.exp(np.mean([math.log(size) for _, size in ratios])))
+        delta = self.ask.delta
+        if delta is None:
+            middle = math.sqrt(ratios[0][0] * ratios[-1][0])
+            delta = float(frontier.flops(middle, 1.0, batch.mean(middle, params), params))
+        return CostModel(batch, params, delta)
 
     def seconds_per_step(self, chosen: Mapping[Cell, Key]) -> tuple[float, float]:
         """What an env step and an update per env step cost in time, by a line through all ratios."""

@@ -28,12 +28,14 @@ class SeedCurves:
     env_steps: Floats  # [T]
     returns: Floats  # [S, T]
     seconds: Floats  # [T] of training, mean over seeds
-    overfitting: float  # of the critic, mean over seeds and evaluations; NaN: not measured
+    overfitting: (
+        float  # of the critic, median over evaluations and mean over seeds; NaN: not measured
+    )
     parameter_norm: float  # at the end, mean over seeds; NaN: not measured
 
     @property
     def mean(self) -> Floats:
-        return self.returns.mean(axis=0)
+        return np.asarray(self.returns.mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def seed_curves(key: Key, runs: Sequence[RunRow]) -> SeedCurves:
         env_steps=steps,
         returns=column("return"),
         seconds=column("train_seconds").mean(axis=0),
-        overfitting=float(overfitting.mean()),
+        overfitting=float(np.median(overfitting, axis=1).mean()),  # early losses are huge
         parameter_norm=float(norm[:, -1].mean()),
     )
 

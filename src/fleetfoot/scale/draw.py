@@ -12,8 +12,8 @@ import numpy as np
 from fleetfoot.errors import writing
 from fleetfoot.scale import curves
 from fleetfoot.scale.curves import SCALE
-from fleetfoot.scale.extra import pyplot
-from fleetfoot.scale.frontier import ratio_grid
+from fleetfoot.scale.extra import pyplot, ticker
+from fleetfoot.scale.frontier import Optimum
 from fleetfoot.scale.results import Analysis, Crossings
 from fleetfoot.scale.table import RunTable
 
@@ -65,7 +65,7 @@ def _curves(table: RunTable, made: Analysis) -> Any:
             size = f", {key.params / 1e3:.0f}k" if len(sizes) > 1 else ""
             x, style = one.env_steps, {"color": colours[key.utd]}
             panel.plot(x, one.mean, lw=0.8, alpha=0.5, **style)
-            panel.plot(x, curves.isotonic(x, one.mean), label=f"{key.utd:g}{size}", **style)
+            panel.plot(x, curves.isotonic(x, one.mean), label=f"{key.utd:.3g}{size}", **style)
         for fitted in made.laws:
             panel.axhline(low + fitted.threshold / SCALE * (high - low), color="gray", lw=0.4)
         panel.set_title(task)
@@ -76,89 +76,125 @@ def _curves(table: RunTable, made: Analysis) -> Any:
 
 
 def _laws(made: Analysis) -> Any:
-    """Data over ratio, one line for each threshold; the right panel holds out the largest ratio."""
+    """Data over ratio, one line for each threshold, or for each size at the highest; on the right what a law of the
+    smaller ratios says about the largest."""
     figure, panels = _panels(2 if made.held_out else 1)
     sigma = np.array([ratio for ratio, _ in made.ratios])
+    sizes = np.array([size for _, size in made.ratios])
     grid = np.geomspace(sigma.min() / 1.3, sigma.max() * 1.3, 200)
-    shades = pyplot().get_cmap("plasma")(np.linspace(0.0, 0.85, len(made.laws)))
-    for fitted, shade in zip(made.laws, shades, strict=True):
-        panels[0].plot(sigma, fitted.data, "o", color=shade, ms=4)
-        panels[0].plot(grid, fitted.law(grid, made.params), color=shade, lw=1.2)
-        panels[0].text(
-            grid[-1],
-            fitted.law(grid, made.params)[-1],
-            f" {fitted.threshold:.0f}",
-            fontsize=7,
-            va="center",
-        )
-    panels[0].set(
-        xscale="log",
-        yscale="log",
-        xlabel="updates per env step",
-        ylabel="env steps until the score",
-    )
-    panels[0].set_title(f"data laws, R² ≥ {made.r2:.3f}")
+    if len(set(sizes.tolist())) > 1:
+        top = made.laws[-1]
+        lines = [
+            (top, sizes == size, float(size), f"{size:,}") for size in sorted(set(sizes.tolist()))
+        ]
+        title = f"parameters (score {top.threshold:.0f})"
+    else:
+        lines = [
+            (one, sizes > 0, made.params, f"{one.threshold:.0f}") for one in reversed(made.laws)
+        ]
+        title = "score"
+    for (fitted, mine, size, label), shade in zip(lines, _shades(len(lines)), strict=True):
+        panels[0].plot(sigma[mine], np.array(fitted.data)[mine], "o", color=shade, ms=4)
+        panels[0].plot(grid, fitted.law(grid, size), color=shade, lw=1.2, label=label)
+    panels[0].set(xlabel="updates per env step", ylabel="env steps until the score")
+    _log_axes(panels[0])
     _plain_ticks(panels[0], sorted(set(sigma.tolist())))
+    _legend(panels[0], title)
+    middle = float(np.median([one.law.r2 for one in made.laws]))
+    panels[0].set_title(f"data laws, median R² {middle:.3f}, lowest {made.r2:.3f}", fontsize=10)
     if made.held_out:
-        measured = [one.measured for one in made.held_out]
-        predicted = [one.predicted for one in made.held_out]
-        ends = [min(measured + predicted) * 0.9, max(measured + predicted) * 1.1]
-        panels[1].fill_between(
-            ends, [0.75 * x for x in ends], [1.25 * x for x in ends], color="gray", alpha=0.15, lw=0
-        )
-        panels[1].plot(ends, ends, color="gray", lw=0.8)
-        panels[1].plot(measured, predicted, "o", ms=4)
-        panels[1].set(xlabel="measured env steps", ylabel="predicted from smaller ratios")
-        panels[1].set_title(f"ratio {made.held_out[0].sigma:g} held out (band: 25 %)")
+        _held_out(panels[1], made)
     return figure
+
+
+def _held_out(panel: Any, made: Analysis) -> None:
+    measured = [one.measured for one in made.held_out]
+    predicted = [one.predicted for one in made.held_out]
+    ends = np.array([min(measured + predicted) * 0.9, max(measured + predicted) * 1.1])
+    panel.fill_between(ends, 0.75 * ends, 1.25 * ends, color="gray", alpha=0.15, lw=0)
+    panel.plot(ends, ends, color="gray", lw=0.8)
+    panel.plot(measured, predicted, "o", ms=4)
+    panel.set(xlabel="measured env steps", ylabel="predicted from smaller ratios")
+    panel.set_title(f"ratio {made.held_out[0].sigma:.3g} held out (band: 25 %)", fontsize=10)
+
+
+def _legend(panel: Any, title: str) -> None:
+    """Beside the panel, where it hides nothing."""
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
+    panel.legend(title=title, fontsize=7, title_fontsize=7, frameon=False, **place)
+
+
+def _shades(count: int) -> Any:
+    return pyplot().get_cmap("plasma")(np.linspace(0.85, 0.0, count))
 
 
 def _plain_ticks(panel: Any, ratios: Sequence[float]) -> None:
     panel.set_xticks(ratios, [f"{ratio:.3g}" for ratio in ratios])
-    panel.minorticks_off()
+    panel.xaxis.set_minor_locator(ticker().NullLocator())
+
+
+def _log_axes(panel: Any) -> None:
+    """Logarithmic, with numbers at 1, 2 and 5: a range of less than ten has hardly any otherwise."""
+    panel.set(xscale="log", yscale="log")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(ticker().LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(
+            ticker().FuncFormatter(lambda x, _: f"{x:.3g}" if x < 1e3 or x >= 1e6 else f"{x:,.0f}")
+        )
+        axis.set_minor_formatter(ticker().NullFormatter())
 
 
 def _frontier(made: Analysis) -> Any:
-    """Compute over data for each threshold, and the best ratio over the budget."""
+    """Compute and time over data for each threshold, and the best ratio over the budget."""
     figure, panels = _panels(3)
     costs = made.costs()
     sigma = np.array([ratio for ratio, _ in made.ratios])
-    grid = ratio_grid(sigma.tolist())
-    inside = (grid >= sigma.min()) & (grid <= sigma.max())
-    shades = pyplot().get_cmap("plasma")(np.linspace(0.0, 0.85, len(made.laws)))
+    grid = np.geomspace(sigma.min(), sigma.max(), 200)
     fixed, per_update = made.seconds
-    for fitted, best, fast, shade in zip(made.laws, made.optima, made.fastest, shades, strict=True):
+    marks = zip(
+        made.laws[::-1], made.optima[::-1], made.fastest[::-1], _shades(len(made.laws)), strict=True
+    )
+    for fitted, best, fast, shade in marks:
         data = fitted.law(grid, made.params)
-        compute, seconds = costs.compute(grid, data), data * (fixed + per_update * grid)
-        for panel, cost in ((panels[0], compute), (panels[1], seconds)):
-            panel.plot(data, cost, color=shade, lw=0.6, ls=":")
-            panel.plot(
-                data[inside], cost[inside], color=shade, lw=1.4, label=f"{fitted.threshold:.0f}"
-            )
+        seconds = data * (fixed + per_update * grid)
+        panels[0].plot(data, costs.compute(grid, data), color=shade, lw=1.4)
+        panels[1].plot(data, seconds, color=shade, lw=1.4, label=f"{fitted.threshold:.0f}")
         if not best.at_edge:
             panels[0].plot(best.data, best.compute, "*", color=shade, ms=9)
         if not fast.at_edge:
             panels[1].plot(fast.data, fast.budget, "*", color=shade, ms=9)
-    panels[0].set(xscale="log", yscale="log", xlabel="env steps", ylabel="FLOPs")
-    panels[0].set_title("frontier; star: least C + δ D")
-    panels[1].set(
-        xscale="log", yscale="log", xlabel="env steps", ylabel="seconds (all seeds together)"
-    )
-    panels[1].set_title("frontier in time; star: fastest")
-    panels[1].legend(title="score", fontsize=7)
-    best = [one for one in made.optima if not one.at_edge]
-    panels[2].plot([one.budget for one in best], [one.sigma for one in best], "*", ms=8)
+    panels[0].set(xlabel="env steps", ylabel="FLOPs")
+    panels[0].set_title("compute and data; star: least C + δ D", fontsize=10)
+    _legend(panels[1], "score")
+    panels[1].set(xlabel="env steps", ylabel="seconds (all seeds together)")
+    panels[1].set_title("time and data; star: fastest", fontsize=10)
+    _best_ratios(panels[2], made)
+    _log_axes(panels[0])
+    _log_axes(panels[1])
+    return figure
+
+
+def _best_ratios(panel: Any, made: Analysis) -> None:
+    trusted = [one for one in made.optima if one.trusted and not one.at_edge]
+    panel.plot([one.budget for one in trusted], [one.sigma for one in trusted], "*", ms=8)
     if made.budget_law is not None:
-        ends = np.geomspace(min(one.budget for one in best), max(one.budget for one in best), 50)
+        ends = np.geomspace(trusted[0].budget, trusted[-1].budget, 50)
         law = made.budget_law.law
         label = f"{10 ** law.log10_at_one['']:.2g} F^{law.slope:.2f}"
-        panels[2].plot(ends, [law("", budget) for budget in ends], lw=1.2, label=label)
-        panels[2].legend(fontsize=8)
-    panels[2].set(
-        xscale="log", yscale="log", xlabel="budget F = C + δ D, FLOPs", ylabel="best ratio"
-    )
-    panels[2].set_title(f"δ = {made.delta:.2g}, N = {made.params:,.0f}")
-    return figure
+        panel.plot(ends, [law("", budget) for budget in ends], lw=1.2, label=label)
+        panel.legend(fontsize=8)
+    wide = bool(trusted) and trusted[-1].budget > 5 * trusted[0].budget
+    panel.set(xlabel="budget F = C + δ D, FLOPs", ylabel="best ratio", ylim=_around(trusted))
+    panel.set(xscale="log" if wide else "linear")
+    panel.set_title(f"δ = {made.delta:.2g}, N = {made.params:,.0f}", fontsize=10)
+
+
+def _around(optima: Sequence[Optimum]) -> tuple[float, float] | None:
+    """At least a factor of four, so that small differences look small."""
+    if not optima:
+        return None
+    low, high = min(one.sigma for one in optima), max(one.sigma for one in optima)
+    return min(low * 0.8, math.sqrt(low * high) / 2), max(high * 1.25, math.sqrt(low * high) * 2)
 
 
 def _settings(made: Analysis) -> Any:
@@ -177,9 +213,10 @@ def _settings(made: Analysis) -> Any:
             panel.plot(
                 [b.utd for b in points], [b.value for b in points], "o", color=colour, label=task
             )
-            size = made.params if law.size_slope else 1.0
-            panel.plot(ratios, [law(task, ratio, size) for ratio in ratios], color=colour)
-        panel.set(xscale="log", yscale="log", xlabel="updates per env step", ylabel=label)
+            panel.plot(ratios, [law(task, ratio, made.params) for ratio in ratios], color=colour)
+        panel.set(xlabel="updates per env step", ylabel=label)
+        _log_axes(panel)
+        _plain_ticks(panel, sorted({best.utd for best in made.bests[name]}))
         panel.set_title(f"ratio^{law.slope:.3f}")
         panel.legend(fontsize=8)
     return figure

@@ -25,6 +25,10 @@ def pyplot() -> Any:
     return _load("matplotlib.pyplot")
 
 
+def ticker() -> Any:
+    return _load("matplotlib.ticker")
+
+
 def check() -> None:
     """UserError, before anything is read, where one is missing."""
     for load in (scipy_optimize, sklearn_isotonic, pyplot):

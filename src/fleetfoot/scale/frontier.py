@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from fleetfoot.compare.runs import Floats
 from fleetfoot.scale.laws import DataLaw, PowerLaw, fit_power_law
 
+Number: TypeAlias = Floats | float
+
 FLOPS_PER_PARAMETER = (
     10  # forward and backward through critic, target and policy, per row and update
 )
-RATIOS = 2_001  # of the fine grid
+RATIOS = 20_001  # of the fine grid
 HELD_OUT = 2  # the highest thresholds, which test the law of the best ratio
-REACH = 4.0  # the grid goes so far beyond the ratios that were measured, on both sides
+POOR_FIT = (
+    0.8  # R^2 of data laws below which their optima do not count for the law of the best ratio
+)
+REACH = 2.0  # the grid goes so far beyond the ratios that were measured, on both sides
+
+
+def flops(sigma: Number, data: Number, batch: Number, params: Number) -> Floats:
+    """(4)"""
+    return np.asarray(FLOPS_PER_PARAMETER * sigma * data * batch * params)
 
 
 @dataclass(frozen=True)
 class CostModel:
     """What an env step costs at a ratio: FLOPs of the updates, and the data itself."""
 
-    batch: Callable[[Floats], Floats]  # mean over tasks at a ratio
+    batch: PowerLaw
     params: float  # N
     delta: float  # FLOPs that one env step is worth
 
-    def compute(self, sigma: Floats, data: Floats, params: Floats | float | None = None) -> Floats:
-        """(4)"""
+    def compute(self, sigma: Floats, data: Floats, params: float | None = None) -> Floats:
         size = self.params if params is None else params
-        return np.asarray(FLOPS_PER_PARAMETER * sigma * data * self.batch(sigma) * size)
+        return flops(sigma, data, self.batch.mean(sigma, size), size)
 
-    def budget(self, sigma: Floats, data: Floats, params: Floats | float | None = None) -> Floats:
+    def budget(self, sigma: Floats, data: Floats, params: float | None = None) -> Floats:
         return self.compute(sigma, data, params) + self.delta * data
 
 
@@ -46,6 +56,7 @@ class Optimum:
     budget: float  # compute + delta * data
     at_edge: bool  # the true one lies outside of the grid
     params: float
+    trusted: bool = True  # its data law fits
 
 
 def ratio_grid(ratios: Sequence[float]) -> Floats:
@@ -71,6 +82,7 @@ def optimum(
                 budget=float(budgets[place]),
                 at_edge=place in (0, len(sigma) - 1),
                 params=float(size),
+                trusted=law.r2 >= POOR_FIT,
             )
     assert best is not None
     return best
@@ -89,8 +101,8 @@ class BudgetLaw:
 
 
 def fit_budget_law(optima: Sequence[Optimum]) -> BudgetLaw | None:
-    """None where too few optima are inside the grid."""
-    inside = [one for one in optima if not one.at_edge]
+    """None where too few optima are inside the grid, with a data law that fits."""
+    inside = [one for one in optima if one.trusted and not one.at_edge]
     seen, unseen = inside[:-HELD_OUT], inside[-HELD_OUT:]
     if len(seen) < 2 or len({one.budget for one in seen}) < 2:
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.rollouts import RolloutConfig
 
 # The learning rates that move together: those of networks. Temperatures and other scalars keep theirs.
 NETWORK_OPTIMS = ("critic_optim", "policy_optim", "optimist_optim", "optim")
@@ -59,6 +60,11 @@ def check_recipes(recipes: Sequence[Recipe]) -> None:
                 "make one study of each."
             )
     for recipe in recipes:
+        if isinstance(recipe.replay, RolloutConfig):
+            raise UserError(
+                f"{recipe.name} learns from rollouts, so it has no update-to-data ratio; scaling laws are for recipes "
+                "with a replay."
+            )
         if getattr(recipe.topology, "free", False):
             raise UserError(
                 f"{recipe.name} learns as fast as it can, so its update-to-data ratio cannot be set; "
@@ -127,7 +133,7 @@ def with_width(recipe: Recipe, factor: float) -> Any:
     if not factor > 0:
         raise UserError(f"--width must be above 0, not {factor}.")
     agent: Any = recipe.agent
-    net = getattr(agent, "critic_net", None)
+    net: Any = getattr(agent, "critic_net", None)
     if hasattr(net, "hidden"):
         hidden = tuple(max(1, round(units * factor)) for units in net.hidden)
         return replace(agent, critic_net=replace(net, hidden=hidden))

@@ -27,7 +27,7 @@ class PowerLaw:
         return float(10 ** self.log10_at_one[task] * x**self.slope * size**self.size_slope)
 
     def mean(self, x: Floats | float, size: float = 1.0) -> Floats:
-        """Mean over tasks."""
+        """Mean over tasks. `size` counts only where the law depends on it."""
         at_one = np.mean([10**value for value in self.log10_at_one.values()])
         return np.asarray(at_one * np.asarray(x) ** self.slope * size**self.size_slope)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from fleetfoot.compare.ranges import Range
-from fleetfoot.compare.runs import Floats
 from fleetfoot.scale.bests import Best
 from fleetfoot.scale.frontier import BudgetLaw, CostModel, Optimum
 from fleetfoot.scale.laws import DataLaw, PowerLaw
@@ -73,8 +70,10 @@ class Analysis:
     lr_law: PowerLaw | None
     bests: dict[str, list[Best]]
     own_slopes: dict[str, dict[str, float]]
-    batch: float  # where there is no law, of all runs
-    lr: float
+    batch: (
+        PowerLaw  # of what stands for each ratio: the law of the best, or one through what was used
+    )
+    lr: PowerLaw | None  # None: the agent names none
     params: float  # N of the cost model
     delta: float
     optima: list[Optimum]
@@ -86,12 +85,7 @@ class Analysis:
     notes: list[str]
 
     def costs(self) -> CostModel:
-        return CostModel(self.mean_batch, self.params, self.delta)
-
-    def mean_batch(self, sigma: Floats) -> Floats:
-        if self.batch_law is None:
-            return np.full(np.shape(sigma), self.batch)
-        return self.batch_law.mean(sigma)
+        return CostModel(self.batch, self.params, self.delta)
 
     @property
     def r2(self) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import numpy as np
 from fleetfoot import recipes
 from fleetfoot.compare.runs import Floats, task_of
 from fleetfoot.config import to_json
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
+from fleetfoot.files import read_json
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, look_up
 from fleetfoot.scale.frontier import CostModel
-from fleetfoot.scale.grid import lr_of, lr_options, rounded_batch
+from fleetfoot.scale.grid import lr_options, rounded_batch
 from fleetfoot.scale.laws import DataLaw, PowerLaw
 from fleetfoot.study.folder import is_study, read_study
 
@@ -26,6 +26,7 @@ from fleetfoot.study.folder import is_study, read_study
 STATED = ("pace.updates_per_vec_step", "batch_size", "total_vec_steps", "seed", "name")
 BESIDE = ("log", "checkpoint", "evaluation", "threads", "device")
 GRID = 400
+CONSTANT = 1e-9  # a slope that is only rounding: all runs had the same batch size
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Laws:
         self.tree, self.place = tree, place
         self.ratios = sorted({float(ratio) for ratio, _ in tree["ratios"]})
         self.laws = [(float(one["threshold"]), DataLaw(**one["law"])) for one in tree["laws"]]
-        self.batch_law, self.lr_law = (_power_law(tree[name]) for name in ("batch_law", "lr_law"))
+        self.batch, self.lr = PowerLaw(**tree["batch"]), _power_law(tree["lr"])
         budget = tree["budget_law"]
         self.ratio_law = None if budget is None else _power_law(budget["law"])
         self.params, self.delta = float(tree["params"]), float(tree["delta"])
-        self.costs = CostModel(self.mean_batch, self.params, self.delta)
+        self.costs = CostModel(self.batch, self.params, self.delta)
 
     @staticmethod
     def read(folder: Path) -> Laws:
@@ -60,31 +61,26 @@ class Laws:
         if path is None:
             raise UserError(f"{folder} has not been fitted yet: fleetfoot scale fit {folder}.")
         try:
-            return Laws(json.loads(path.read_text()), path.parent)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
-
-    def mean_batch(self, sigma: Floats) -> Floats:
-        if self.batch_law is None:
-            return np.full(np.shape(sigma), float(self.tree["batch"]))
-        return self.batch_law.mean(sigma, self.params if self.batch_law.size_slope else 1.0)
+            return Laws(read_json(path), path.parent)
+        except UserError:
+            raise
+        except Exception as error:  # it may hold anything
+            raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
 
     def setting(self, recipe: Recipe, sigma: float) -> tuple[int, float | None]:
         """Batch size and learning rate for a task at a ratio."""
         task = task_of(to_json(recipe.env))
-        batch, lr = recipe.batch_size, lr_of(recipe)
-        if self.batch_law is not None:
-            batch = rounded_batch(self._at(self.batch_law, task, sigma))
-        if self.lr_law is not None:
-            lr = float(f"{self._at(self.lr_law, task, sigma):.4g}")
-        return batch, lr
+        batch = self._at(self.batch, task, sigma)
+        lr = None if self.lr is None else float(f"{self._at(self.lr, task, sigma):.4g}")
+        constant = abs(self.batch.slope) < CONSTANT
+        return round(batch) if constant else rounded_batch(batch), lr
 
     def _at(self, law: PowerLaw, task: str, sigma: float) -> float:
         if task not in law.log10_at_one:
             raise UserError(
                 f"{self.place} has no laws for {task}: its tasks are {', '.join(law.log10_at_one)}."
             )
-        return law(task, sigma, self.params if law.size_slope else 1.0)
+        return law(task, sigma, self.params)
 
     def seconds_per_env_step(self, sigma: Floats) -> Floats:
         fixed, per_update = self.tree["seconds"]
@@ -124,7 +120,9 @@ class Laws:
         """The ratios that were measured: laws are not trusted beyond."""
         return np.geomspace(self.ratios[0], self.ratios[-1], GRID)
 
-    def _affordable(self, cost: Any, budget: float, unit: str) -> tuple[Floats, float, int]:
+    def _affordable(
+        self, cost: Callable[[DataLaw], Floats], budget: float, unit: str
+    ) -> tuple[Floats, float, int]:
         """For the highest threshold that costs no more than the budget: the costs, the threshold, the best ratio."""
         priced = [(cost(law), threshold) for threshold, law in self.laws]
         fits = [(costs, threshold) for costs, threshold in priced if costs.min() <= budget]

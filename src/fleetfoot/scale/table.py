@@ -6,6 +6,7 @@ The whole analysis starts from this table, so a study can be kept, and fitted ag
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ import numpy as np
 from fleetfoot.compare.groups import IGNORED_FIELDS, flat_fields
 from fleetfoot.compare.runs import Floats, find, task_of
 from fleetfoot.config import to_json
-from fleetfoot.errors import UserError, writing
+from fleetfoot.errors import UserError, one_line, writing
+from fleetfoot.files import MOST_LOG, read_bytes
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe
@@ -223,14 +225,14 @@ def _read_run(folder: Path, recipe: Recipe, sizes: CriticSizes) -> tuple[RunRow,
 
 def _read_csv(path: Path) -> RunTable:
     try:
-        with path.open(newline="") as file:
+        with io.StringIO(read_bytes(path, most=MOST_LOG).decode(), newline="") as file:
             reader = csv.DictReader(file)
             wanted = [*CONFIG_COLUMNS, *EVALUATION_COLUMNS]
             if missing := [name for name in wanted if name not in (reader.fieldnames or [])]:
                 raise UserError(f"{path} is no table of a study: it has no column {missing[0]}.")
             runs = list(_runs_of(reader))
-    except (OSError, ValueError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:  # a line is cut short, say
+        raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
     if not runs:
         raise UserError(f"{path} is empty: it holds no evaluation.")
     return RunTable(runs)

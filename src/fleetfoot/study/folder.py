@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetfoot.config import from_json, to_json
-from fleetfoot.errors import UserError, writing
+from fleetfoot.config import to_json
+from fleetfoot.errors import UserError, one_line, writing
+from fleetfoot.files import read_json, write_text
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.folder import differences, load_own_parts, look_up
+from fleetfoot.run.folder import differences, from_stored, look_up
 from fleetfoot.topologies.multi_seed.seeds import is_finished, saved_steps
 
 TAIL_BYTES = 65_536  # of a log; one line of it is far shorter
@@ -58,12 +60,7 @@ class Study:
             "imports": list(self.imports),
             "points": {name: to_json(recipe) for name, recipe in self.points.items()},
         }
-        path = self.folder / "study.json"
-        hidden = path.with_name(".study.json.partial")
-        with writing(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            hidden.write_text(json.dumps(tree, indent=1) + "\n")
-            os.replace(hidden, path)
+        write_text(self.folder / "study.json", json.dumps(tree, indent=1) + "\n")
 
 
 def open_study(
@@ -84,6 +81,11 @@ def open_study(
                 f"{folder} has {stored.seeds} seeds of each configuration, not {seeds}; give --seeds "
                 f"{stored.seeds}, or another --folder."
             )
+        for module in stored.imports:  # they are imported when it is trained
+            if module not in sys.modules:
+                raise UserError(
+                    f"{folder} needs the module {module!r:.80}; if you trust it, name it: --import {module:.80}"
+                )
         known, imports = dict(stored.points), list(dict.fromkeys([*stored.imports, *imports]))
     for name, recipe in points.items():
         if path := next(differences(known.get(name, recipe), recipe), None):
@@ -97,42 +99,37 @@ def open_study(
 
 
 def is_study(folder: Path) -> bool:
-    return (folder / "study.json").is_file()
+    return os.path.lexists(folder / "study.json")
 
 
 def stored_imports(folder: Path) -> list[str]:
     """The modules to import before the study can be read."""
-    return [str(name) for name in _tree(folder).get("imports", [])]
+    names = _tree(folder).get("imports", [])
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def read_study(folder: Path) -> Study:
-    load_own_parts()
     tree = _tree(folder)
     try:
-        points: dict[str, Any] = {name: from_json(one) for name, one in tree["points"].items()}
+        path = folder / "study.json"
+        points = {str(name): from_stored(one, path) for name, one in tree["points"].items()}
         seeds = int(tree["seeds"])
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise _unreadable(folder, error) from error
-    if not all(isinstance(recipe, Recipe) for recipe in points.values()):
-        raise UserError(f"{folder / 'study.json'} holds something that is no recipe.")
     return Study(folder, seeds, points, tuple(stored_imports(folder)))
 
 
 def _tree(folder: Path) -> dict[str, Any]:
     if not is_study(folder):
         raise UserError(f"{folder} is no study: it has no study.json.")
-    try:
-        tree = json.loads((folder / "study.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(folder, error) from error
+    tree = read_json(folder / "study.json")
     if not isinstance(tree, dict):
         raise UserError(f"{folder / 'study.json'} holds no study.")
     return tree
 
 
 def _unreadable(folder: Path, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())
-    return UserError(f"{folder / 'study.json'} cannot be read: {reason}.")
+    return UserError(f"{folder / 'study.json'} cannot be read: {one_line(error)}.")
 
 
 def _vec_steps(run: Path) -> int:

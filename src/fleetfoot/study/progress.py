@@ -54,17 +54,17 @@ class Progress:
             self.live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4)
             self.live.start()
 
-    def close(self, running: Sequence[str]) -> None:
+    def close(self) -> None:
         if self.live is not None:
             self.live.stop()
             self.live = None
-        self.look(self.done)
-        print(self.line, file=self.console.file, flush=True)
+        self.done = {name: self.study.done(name) for name in self.done}
+        print(self.describe([]), file=self.console.file, flush=True)
 
-    def look(self, names: Sequence[str] | dict[str, float]) -> None:
-        for name in [*names, *(n for n, share in self.done.items() if 0 < share < 1)]:
-            self.done[name] = self.study.done(name)
-        self.line = self.describe(names if isinstance(names, list) else [])
+    def look(self, running: Sequence[str]) -> None:
+        begun = [name for name, share in self.done.items() if 0 < share < 1]
+        self.done |= {name: self.study.done(name) for name in {*running, *begun}}
+        self.line = self.describe(running)
 
     def describe(self, running: Sequence[str]) -> str:
         finished = sum(share >= 1 for share in self.done.values())

@@ -42,7 +42,7 @@ def run_study(study: Study, workers: int | None = None, progress: Progress | Non
         workers = default_workers(list(study.points.values()))
     if workers < 1:
         raise UserError(f"--workers must be at least 1, not {workers}.")
-    with writing(study.folder), folder_lock(study.folder):
+    with folder_lock(study.folder):
         return Runner(study, workers, progress or Progress(study)).run()
 
 
@@ -79,7 +79,7 @@ class Runner:
                 self.stop()
                 for process in self.running.values():
                     process.wait()
-        self.progress.close(list(self.running))
+        self.progress.close()
         if self.failed:
             raise UserError(self.what_failed())
         return not self.signals
@@ -127,8 +127,8 @@ class Runner:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for which, handler in before.items():
+                signal.signal(which, handler)
 
     def log(self, name: str) -> Path:
         return self.study.folder / "logs" / f"{name}.log"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from pathlib import Path
 from fleetfoot import api
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Result
-from fleetfoot.run.folder import is_run, seed_folders
+from fleetfoot.run.folder import folder_lock, is_run, seed_folders
 from fleetfoot.study.folder import Study, read_study, stored_imports
 
 FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
+PREDECESSOR_SECONDS = 60
 
 
 def main(args: Sequence[str]) -> int:
@@ -47,6 +49,7 @@ def stop_at_end_of(pipe: int) -> None:
 
 def train(study: Study, name: str) -> Sequence[Result]:
     """Begin with a configuration, or go on with it."""
+    wait_for_predecessor(study, name)
     recipe, folder = study.points[name], study.point_folder(name)
     recipe = replace(recipe, log=replace(recipe.log, console_seconds=60.0))
     if study.finished(name):
@@ -60,6 +63,19 @@ def train(study: Study, name: str) -> Sequence[Result]:
         return [api.resume(place, restart=True)]
     shutil.rmtree(place, ignore_errors=True)  # killed before its recipe was written
     return [api.train(recipe, place)]
+
+
+def wait_for_predecessor(study: Study, name: str) -> None:
+    """A worker of a study that was killed may still be saving."""
+    for folder in filter(is_run, study.seed_folders(name)):
+        for attempt in range(PREDECESSOR_SECONDS):
+            try:
+                with folder_lock(folder):
+                    break
+            except UserError:
+                if attempt == PREDECESSOR_SECONDS - 1:
+                    raise
+                time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ CLAUSES = {
     "different_seeds": "another seed, and another environment of the set, starts differently",
     "independent_seeds": "environment i depends on neither num_envs nor its neighbours",
     "actions": "every environment responds to its action",
-    "state": "a restored environment goes on exactly; the state is tensors plus JSON",
+    "state": "a restored environment continues exactly; the state is tensors plus JSON",
     "render": "render gives uint8 [H, W, 3] or raises UserError",
     "close": "close can be called twice",
 }
@@ -152,7 +152,7 @@ def check_step(spec: EnvSpec, before: Obs, step: Step, clock: Tensor, at: str) -
         _check_tensor(f"{name} {at}", end, (spec.num_envs,), torch.bool, spec)
     for name, value in step.info.items():
         row_each = isinstance(value, Tensor) and value.shape == (spec.num_envs,)
-        require(row_each, "tensors", f"info {name!r} {at} is no tensor [{spec.num_envs}]")
+        require(row_each, "tensors", f"info {name!r} {at} is not a tensor [{spec.num_envs}]")
     both = step.terminated & step.truncated
     require(not bool(both.any()), "ends", f"environments {which(both)} {at} are both")
 
@@ -206,7 +206,7 @@ def through_json(value: Any, path: str) -> Any:
         return value.detach().clone()
     if isinstance(value, dict):
         names = all(isinstance(key, str) for key in value)
-        require(names, "state", f"{path} has a key that is no string")
+        require(names, "state", f"{path} has a key that is not a string")
         return {key: through_json(item, f"{path}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list):
         return [through_json(item, f"{path}[{i}]") for i, item in enumerate(value)]

@@ -26,6 +26,7 @@ from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.envpool.pool import Pool, StepArrays, TaskKind, names
 from fleetfoot.envs.envpool.tasks import SETS
+from fleetfoot.envs.host import HostEnv
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
 
@@ -34,7 +35,7 @@ __all__ = ["SETS", "EnvPoolConfig", "EnvPoolEnv", "EnvPoolTasksConfig", "names"]
 
 @part
 class EnvPoolConfig:
-    """One task by EnvPool's id; `kwargs` go to `envpool.make`.
+    """One task by EnvPool's id.
 
     Such as WalkerRun-v1, MetaWorld/Reach-v3 or MuJoCoPlayground/Go1JoystickFlatTerrain-v1.
     """
@@ -68,7 +69,7 @@ class EnvPoolConfig:
 
 @part
 class EnvPoolTasksConfig:
-    """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives one's own."""
+    """Several tasks as one set: environment i has task i % K. `set` names a known list, `tasks` gives your own."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
@@ -119,12 +120,14 @@ class EnvPoolTasksConfig:
         return self
 
 
-class EnvPoolEnv:
+class EnvPoolEnv(HostEnv):
     """N environments behind the `VecEnv` contract, environment i of kind i % K.
 
     With several kinds (K > 1) observations are padded with zeros to the longest, each environment takes the first
     components of the action, and `Obs.task` tells the kinds apart.
     """
+
+    why_no_state = "EnvPool does not tell the state of its simulators"
 
     def __init__(
         self,
@@ -173,7 +176,7 @@ class EnvPoolEnv:
 
     def reset(self) -> Obs:
         self.clock[:] = 0
-        return self._obs(self._restart(self._blank(), None))
+        return self._to_obs(self._restart(self._blank(), None))
 
     def step(self, action: Tensor) -> Step:
         self.send(action)
@@ -197,12 +200,12 @@ class EnvPoolEnv:
                 break
             if left:
                 self._tell(going)
-        obs = next_obs = self._obs(arrays)
+        obs = next_obs = self._to_obs(arrays)
         if some:
             rows = np.flatnonzero(ended)
             critic = None if arrays.critic is None else arrays.critic.copy()
             fresh = arrays._replace(actor=arrays.actor.copy(), critic=critic)
-            obs = self._obs(self._restart(fresh, rows))
+            obs = self._to_obs(self._restart(fresh, rows))
             self.clock[rows] = 0
         return Step(
             obs,
@@ -211,15 +214,6 @@ class EnvPoolEnv:
             self._tensor(arrays.terminated),
             self._tensor(truncated),
             {} if arrays.success is None else {"success": self._tensor(arrays.success)},
-        )
-
-    def state_dict(self) -> None:
-        """EnvPool does not tell the state of its simulators."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: EnvPool does not tell the state of its simulators."
         )
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
@@ -271,10 +265,7 @@ class EnvPoolEnv:
             )
         return rows
 
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.spec.device)
-
-    def _obs(self, arrays: StepArrays) -> Obs:
+    def _to_obs(self, arrays: StepArrays) -> Obs:
         actor = self._tensor(arrays.actor)
         return Obs(
             actor, actor if arrays.critic is None else self._tensor(arrays.critic), self.task

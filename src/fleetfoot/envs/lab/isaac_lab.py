@@ -30,6 +30,8 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.host import NoState
+from fleetfoot.envs.vec_env import check_module
 from fleetfoot.errors import UserError, nearest
 
 ACTOR_GROUPS = ("actor", "policy")  # mjlab's name and Isaac Lab's
@@ -83,8 +85,11 @@ def building(stream: OwnRandom) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-class LabEnv:
+class LabEnv(NoState):
     """The first `rows` environments of a simulator `envs` that has Isaac Lab's API; all of them, if it is not told."""
+
+    # The state is spread over the simulator, its managers, timers, delays and curricula; no one call tells it.
+    why_no_state = "its simulator does not tell all of its state"
 
     def __init__(
         self,
@@ -154,15 +159,6 @@ class LabEnv:
             obs = self._restart(next_obs, terminated | truncated)
         return Step(obs, next_obs, reward, terminated, truncated, info)
 
-    def state_dict(self) -> None:
-        """The state is spread over the simulator, its managers, timers, delays and curricula; no one call tells it."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: its simulator does not tell all of its state."
-        )
-
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         raise UserError(
             f"{self.spec.name} cannot be drawn here; use Isaac Lab's own `play.py --video`."
@@ -224,6 +220,10 @@ class IsaacLabConfig:
                 f"{num_envs} x {self.id} was asked for. Evaluation needs the same task and no more environments."
             )
         return IsaacLabEnv(self, simulation, num_envs, device)
+
+    def when_stored(self) -> IsaacLabConfig:
+        check_module(self.id)
+        return self
 
     def for_evaluation(self) -> IsaacLabConfig:
         """The same simulation, randomisation and all: there is only one."""

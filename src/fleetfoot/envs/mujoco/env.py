@@ -44,7 +44,7 @@ class MuJoCoConfig:
     threads: int = 0
     """Threads of the physics; 0: as many as there are usable cores."""
     episode_length: int | None = None
-    """Truncate training episodes after so many steps; evaluation uses the task's own length. Many environments that
+    """Steps after which training episodes are truncated; evaluation uses the task's own length. Many environments that
     start together and never restart show the learner little more than what came of their common beginning."""
     mass_range: Range | None = None
     """Factors on each body's mass and inertia, drawn per environment."""

@@ -83,7 +83,7 @@ def from_torch(action: Tensor) -> Array:
 
 
 class Program:
-    """The functions of one task for so many environments on one device."""
+    """The functions of one task, for N environments on one device."""
 
     def __init__(self, wanted: Wanted, num_envs: int) -> None:
         self.task: Task = playground_task.load(wanted, num_envs)

@@ -43,7 +43,7 @@ TUNED_TASKS = (
 )
 PUSHES = ("push_config", "pert_config")  # as the tasks call them; both have a field `enable`
 WARP = "warp."  # before the name of one of MuJoCo Warp's own options
-STOCK_ENVS = 8192  # for so many robots together Playground chooses the room for contacts
+STOCK_ENVS = 8192  # robots for which Playground chooses the room for contacts
 
 
 @dataclass(frozen=True)

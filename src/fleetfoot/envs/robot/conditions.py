@@ -95,7 +95,7 @@ class Conditions:
         queue = torch.cat([state["action_queue"][:, self.actions :], action], 1)
         place = self.cfg.action_delay - state["action_delay"].long()  # [N, 1]
         place = place[:, :, None].expand(-1, 1, self.actions)
-        executed = queue.unflatten(1, (-1, self.actions)).gather(1, place)[:, 0]
+        executed = queue.view(len(queue), -1, self.actions).gather(1, place)[:, 0]
         return executed, {"action_queue": queue}
 
     def advance(self, state: State, action: Tensor, clock: Tensor, draw: Draw) -> State:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fleetfoot.envs.mujoco.physics import Simulation
 from fleetfoot.envs.robot.engine import Starts
-from fleetfoot.envs.robot.randomise import Randomiser
+from fleetfoot.envs.robot.randomise import Randomiser, Varied
 from fleetfoot.envs.robot.robot import Built
+from fleetfoot.envs.robot.task import State
 from fleetfoot.errors import UserError
 
 
@@ -31,6 +32,8 @@ class CpuEngine:
         robot.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         vary = None if randomiser is None else randomiser.apply
         self.sim = Simulation(robot.model, num_envs, substeps, threads, vary, warm=True)
+        by_episode = randomiser is not None and randomiser.cfg.by_episode
+        self.varied = Varied(randomiser, self.device) if by_episode else None  # type: ignore[arg-type]
         self.starts = starts
         self._v = slice(1 + self.sim.nq, 1 + self.sim.nq + self.sim.nv)
         self.control = torch.zeros(num_envs, self.sim.nu)
@@ -55,6 +58,15 @@ class CpuEngine:
         state[rows, 1 : 1 + self.sim.nq] = self.starts.qpos[chosen]
         state[rows, self._v] = self.starts.qvel[chosen]
         self._read_state()
+
+    def vary(self, chosen: Tensor, state: State) -> None:
+        if self.varied is None:
+            return
+        columns = [(f, k, v.double().numpy()) for f, k, v in self.varied.columns(state)]
+        for i in np.flatnonzero(chosen.numpy()).tolist():
+            for field, column, values in columns:
+                own = getattr(self.sim.models[i], field)
+                own[... if column is None else (..., column)] = values[i]
 
     def take_starts(self, starts: Starts) -> None:
         self.starts = starts

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.robot.randomise import Varied
 from fleetfoot.envs.robot.robot import Array, Built
-from fleetfoot.envs.robot.task import Task
+from fleetfoot.envs.robot.task import State, Task
 
 START_STATES = 1024  # ways an episode can begin
 
@@ -24,6 +25,7 @@ START_STATES = 1024  # ways an episode can begin
 class Engine(Protocol):
     """Physics of N robots."""
 
+    varied: Varied | None  # what of them is drawn for each episode
     device: torch.device  # where its tensors live
     control: Tensor  # [N, U] float32, to be written before `advance`: targets of the joints
     qpos: Tensor  # [N, nq] float32
@@ -40,6 +42,10 @@ class Engine(Protocol):
 
     def restart(self, ended: Tensor, row: Tensor) -> None:
         """Where `ended` [N], take start state number `row` [N]. Sensors are not touched."""
+        ...
+
+    def vary(self, chosen: Tensor, state: State) -> None:
+        """Where `chosen` [N], the robot becomes the one that was drawn for its episode (`Varied`)."""
         ...
 
     def take_starts(self, starts: Starts) -> None:

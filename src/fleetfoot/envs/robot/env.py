@@ -117,8 +117,6 @@ class RobotEnv:
         self._lay_out(device)
         self._run = self._make_run()
 
-    # -- memory
-
     def _allocate(self, num_envs: int, seed: int) -> None:
         """What every robot has, whatever its task."""
         home = self._home
@@ -135,16 +133,19 @@ class RobotEnv:
         """Sizes of state, observations and log, from one start that is thrown away."""
         draw = Draw(keys_of(self._key, self._episode, 0))
         draw.uniform(1)
-        state = self._conditions.begin(draw) | self.task.begin(draw, None)
+        state = self._state_of(draw, None)
+        rows = len(self._key)
+        _check_columns(self.task, "begin", state, rows)
         self._slices: dict[str, slice] = {}
         for name, value in state.items():
             begin = sum(part.stop - part.start for part in self._slices.values())
             self._slices[name] = slice(begin, begin + value.shape[1])
-        rows = len(self._key)
         self._packed = self._pack(state).clone()  # [N, S]
         self._state = self._unpack(self._packed)
         now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
         terms, extra = self.task.observe(now), self.task.privileged(now)
+        _check_columns(self.task, "observe", terms, rows)
+        _check_columns(self.task, "privileged", extra, rows)
         self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
         self._widths = dict(self.task.noise) | by_name("noise_of", self.cfg.noise_of)
         if unknown := set(self._widths) - set(terms):
@@ -166,7 +167,10 @@ class RobotEnv:
         self._actor_size = size * self.cfg.history
         self._extra_size = sum(int(value.shape[1]) for value in extra.values())
         alive = torch.zeros(rows, dtype=torch.bool, device=self._home)
-        self._told = [f"reward_{name}" for name in self.task.reward(now, alive)]
+        paid = self.task.reward(now, alive)
+        if any(value.shape != (rows,) for value in paid.values()):
+            raise UserError(f"reward() of {self.task.name} must return terms of shape [robots].")
+        self._told = [f"reward_{name}" for name in paid]
         self._told += [*self.task.info(now), "exploded"]
         critic = self._actor_size + self._extra_size
         self._parts = {
@@ -200,8 +204,6 @@ class RobotEnv:
     def _unpack(self, packed: Tensor) -> State:
         return {name: packed[:, part] for name, part in self._slices.items()}
 
-    # -- one vec step
-
     def _act(self) -> None:
         """A."""
         torch.clamp(self._given, -1.0, 1.0, out=self._action)
@@ -216,7 +218,7 @@ class RobotEnv:
         """C."""
         engine, task = self.engine, self.task
         clock = self._clock + 1
-        draw = Draw(keys_of(self._key, self._episode, clock), self._step_draws)
+        draw, later = self._draws(clock)
         now = self._moment(engine.qpos, engine.qvel, engine.sensor, self._state)
         now.state = now.state | task.after(now)
         buffer = self._frames.push(self._buffer, self._frame(now, draw))
@@ -233,13 +235,15 @@ class RobotEnv:
         state = now.state | task.advance(now, draw)
         state |= self._conditions.advance(state, self._action, clock, draw)
         self._step_draws = max(self._step_draws, draw.used)
-        # An explosion must not put a NaN into a replay buffer.
-        actor, critic = actor.nan_to_num(0.0, 0.0, 0.0), critic.nan_to_num(0.0, 0.0, 0.0)
-        reward, told = reward.masked_fill(exploded, 0.0), told.nan_to_num(0.0, 0.0, 0.0)
+        if unknown := state.keys() - self._slices.keys():
+            raise UserError(
+                f"{self.task.name} changes {min(unknown)!r}, which its begin() does not name."
+            )
+        reward = reward.masked_fill(exploded, 0.0)
         new_actor, new_critic, packed = actor, critic, self._pack(state)
         if self._on_gpu or bool(ended.any()):  # to ask costs nothing on a CPU
             new_actor, new_critic, packed, buffer = self._restarted(
-                ended, state, packed, buffer, actor, critic
+                ended, later, state, packed, buffer, actor, critic
             )
         self._packed.copy_(packed)
         self._buffer.copy_(buffer)
@@ -247,11 +251,13 @@ class RobotEnv:
         self._episode += ended
         pieces = (new_actor, new_critic, actor, critic, reward, told)
         torch.cat([piece.flatten() for piece in pieces], out=self._flat)
+        self._flat.nan_to_num_(0.0, 0.0, 0.0)  # an explosion must not reach a replay buffer
         torch.stack([terminated, truncated], out=self._flags)
 
     def _restarted(
         self,
         ended: Tensor,
+        draw: Draw | None,
         state: State,
         packed: Tensor,
         buffer: Tensor,
@@ -259,8 +265,9 @@ class RobotEnv:
         critic: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """New episodes where one ended: observations, packed state and frames with those rows replaced."""
-        row, first_buffer, begun, first_actor, first_critic = self._begin(state)
+        row, first_buffer, begun, first_actor, first_critic = self._begin(state, draw)
         self.engine.restart(ended, row)
+        self.engine.vary(ended, begun)
         chosen = ended[:, None]
         return (
             torch.where(chosen, first_actor, actor),
@@ -269,17 +276,41 @@ class RobotEnv:
             torch.where(chosen[:, :, None], first_buffer, buffer),
         )
 
-    def _begin(self, before: State | None) -> tuple[Tensor, Tensor, State, Tensor, Tensor]:
+    def _draws(self, clock: Tensor) -> tuple[Draw, Draw | None]:
+        """For this step, and for the episodes that may begin after it; on a CPU those are drawn where one does."""
+        if not self._on_gpu:
+            return Draw(keys_of(self._key, self._episode, clock), self._step_draws), None
+        episode = torch.stack([self._episode, self._episode + 1])
+        step = torch.stack([clock, torch.zeros_like(clock)])
+        keys = keys_of(self._key, episode, step)  # [2, N]
+        now, later = Draw.several(keys, max(self._step_draws, self._begin_draws))
+        return now, later
+
+    def _begin(
+        self, before: State | None, draw: Draw | None = None
+    ) -> tuple[Tensor, Tensor, State, Tensor, Tensor]:
         """The next episode of every robot: number of its start, frames, state and observations."""
-        draw = Draw(keys_of(self._key, self._episode + 1, 0), self._begin_draws)
+        if draw is None:
+            draw = Draw(keys_of(self._key, self._episode + 1, 0), self._begin_draws)
         row = (draw.uniform(1)[:, 0] * len(self._starts[0])).long()
-        state = self._conditions.begin(draw) | self.task.begin(draw, before)
+        state = self._state_of(draw, before)
         now = self._moment(*self._starts_of(row), state)
         now.action = torch.zeros_like(now.action)
         buffer = self._frames.first(self._frame(now, draw))
         self._begin_draws = max(self._begin_draws, draw.used)
         actor, critic = self._obs_of(buffer, now)
         return row, buffer, state, actor, critic
+
+    def _state_of(self, draw: Draw, before: State | None) -> State:
+        """Of an episode that begins: of the conditions, of the robot itself, and of the task."""
+        varied = self.engine.varied
+        ours = self._conditions.begin(draw) | ({} if varied is None else varied.begin(draw))
+        theirs = self.task.begin(draw, before)
+        if taken := ours.keys() & theirs.keys():
+            raise UserError(
+                f"begin() of {self.task.name} names {min(taken)!r}, which is the environment's own."
+            )
+        return ours | theirs
 
     def _starts_of(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qpos, qvel, sensor = self._starts
@@ -336,13 +367,13 @@ class RobotEnv:
         self.engine.advance()
         self._finish()
 
-    # -- the contract
-
     @torch.no_grad()
     def reset(self) -> Obs:
         before = self._state if self._begun else None
         row, buffer, state, actor, critic = self._begin(before)
-        self.engine.restart(torch.ones_like(row, dtype=torch.bool), row)
+        everyone = torch.ones_like(row, dtype=torch.bool)
+        self.engine.restart(everyone, row)
+        self.engine.vary(everyone, state)
         self._packed.copy_(self._pack(state))
         self._buffer.copy_(buffer)
         self._clock.zero_()
@@ -428,6 +459,7 @@ class RobotEnv:
         for name, value in mine.items():
             value.copy_(state[name])
         self.engine.load_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
+        self.engine.vary(torch.ones_like(self._clock, dtype=torch.bool), self._state)
         if state["seed"] != self._seed:
             self._take_seed(int(state["seed"]))
         self._count, self._begun = int(state["count"]), True
@@ -449,8 +481,8 @@ class RobotEnv:
             )
         self._require_reset()
         if self._renderer is None:
-            looks = self.robot.build(self.physics.timestep, looks=True)
-            self._renderer = Renderer(looks.model, *self._look_size, self.robot.view)
+            model = self.robot.pictured()
+            self._renderer = Renderer(model, *self._look_size, self.robot.view)
         qpos, qvel = (t[index].double().cpu().numpy() for t in (self.engine.qpos, self.engine.qvel))
         return self._renderer.picture(qpos, qvel)
 
@@ -463,19 +495,19 @@ class RobotEnv:
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
         noise, told = self._widths, self.task.explain()
-        usual = {"unit": None, "source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
+        usual = {"source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
         return {
             **self.built.describe(),
             "task": self.task.name,
             "control_hz": 1.0 / self.dt,
             "timestep": self.physics.timestep,
             "substeps": self.physics.substeps,
-            "action_delay": self.cfg.action_delay,
             "observation": [
                 {
                     "name": name,
                     "size": size,
                     **usual,
+                    "unit": self.task.units.get(name),
                     "noise": noise.get(name, 0.0),
                     "sensed": name in noise,
                     "delay": self.cfg.obs_delay if name in noise else 0,
@@ -484,6 +516,7 @@ class RobotEnv:
                 for name, size in self.terms.items()
             ],
             "history": self.cfg.history,
+            "delays": {"action": self.cfg.action_delay, "observation": self.cfg.obs_delay},
             "commands": {name: list(bounds) for name, bounds in self.task.commands().items()},
         }
 
@@ -497,3 +530,11 @@ def _columns(wanted: NDArray[np.int64], device: torch.device) -> slice | Tensor:
     if (np.diff(wanted) == 1).all():
         return slice(int(wanted[0]), int(wanted[-1]) + 1)
     return torch.from_numpy(wanted).to(device)
+
+
+def _check_columns(task: Task, method: str, found: dict[str, Tensor], rows: int) -> None:
+    for name, value in found.items():
+        if value.ndim != 2 or len(value) != rows:
+            raise UserError(
+                f"{method}() of {task.name} must return [robots, size]; {name} has shape {tuple(value.shape)}."
+            )

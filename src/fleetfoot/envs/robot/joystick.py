@@ -33,6 +33,17 @@ from fleetfoot.errors import UserError, nearest
 
 Range: TypeAlias = tuple[float, float]
 
+UNITS = {
+    "linvel": "m/s",
+    "gyro": "rad/s",
+    "gravity": "1",
+    "command": "m/s, m/s, rad/s",
+    "joint_pos": "rad from the standing pose",
+    "joint_vel": "rad/s",
+    "last_action": "1",
+    "gait": "cos, cos, sin, sin of the phases",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gait:
@@ -56,6 +67,12 @@ class Commands:
     keep: tuple[float, float, float] = (0.9, 0.25, 0.5)
 
 
+def norm(rows: Tensor) -> Tensor:
+    """The length of each row."""
+    length: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return length
+
+
 class Step:
     """What several terms look at, computed once per vec step."""
 
@@ -63,13 +80,13 @@ class Step:
         self.now, self.task, self.terminated = now, task, terminated
         self.sensor, self.state = now.sensor, now.state
         self.command = now.state["command"]
-        self.length = torch.linalg.vector_norm(self.command, dim=1)  # [N] of the command
+        self.length = norm(self.command)  # [N] of the command
         self.deviation = now.joint_pos - task.pose  # [N, U]
         self.off = self.deviation.abs()
         self.contact = now.sensor["foot_contact"] > 0  # [N, F]
         self.first_contact = now.state["first_contact"]  # [N, F] 0 or 1
-        self.foot_vel = now.sensor["foot_vel"].unflatten(1, (-1, 3))  # [N, F, 3]
-        self.foot_pos = now.sensor["foot_pos"].unflatten(1, (-1, 3))
+        self.foot_vel = now.sensor["foot_vel"].view(-1, task.num_feet, 3)  # [N, F, 3]
+        self.foot_pos = now.sensor["foot_pos"].view(-1, task.num_feet, 3)
 
 
 Term: TypeAlias = Callable[[Step], Tensor]
@@ -85,9 +102,8 @@ class JoystickSpec:
     privileged: tuple[str, ...]
     gait: Gait | None = None
     joint_start: Range | None = None  # factors on the standing pose where an episode begins
-    soft_limits: Literal["range", "limit"] = (
-        "range"  # 95 % of the range about its middle, or of each limit
-    )
+    # 95 % of the range about its middle, or of each limit.
+    soft_limits: Literal["range", "limit"] = "range"
     lowest_reward: float | None = 0.0
     ends_if_feet_touch: bool = False
     up: str = "up"  # the sensor that tells whether it has fallen
@@ -106,6 +122,7 @@ class Joystick(Task):
     """`weights` replaces weights of the reward by name. `curriculum`: commands begin small and grow with success."""
 
     name = "joystick"
+    units = UNITS
 
     def __init__(
         self,
@@ -145,6 +162,7 @@ class Joystick(Task):
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
         qpos, qvel = qpos.clone(), qvel.clone()
+        qpos[:, 2] += self.robot.robot.roughness
         qpos[:, 0:2] += draw.uniform(2, -0.5, 0.5)
         half = draw.uniform(1, -3.14, 3.14).double() / 2
         qpos[:, 3:4], qpos[:, 4:6], qpos[:, 6:7] = torch.cos(half), 0.0, torch.sin(half)
@@ -251,7 +269,7 @@ class Joystick(Task):
                 torch.fmod(state["phase"] + state["phase_step"] + math.pi, 2 * math.pi) - math.pi
             )
             if self.spec.gait.stands:
-                moving = torch.linalg.vector_norm(command, dim=1, keepdim=True) > 0.01
+                moving = norm(command)[:, None] > 0.01
                 phase = torch.where(moving, phase, math.pi)
             new["phase"] = phase
         level: Tensor | float = state["level"] if self.curriculum else 1.0
@@ -278,7 +296,7 @@ class Joystick(Task):
         command = now.state["command"]
         lin = command[:, :2] - now.sensor["linvel"][:, :2]
         told = {
-            "error_velocity": torch.linalg.vector_norm(lin, dim=1),
+            "error_velocity": norm(lin),
             "error_yaw": (command[:, 2] - now.sensor["gyro"][:, 2]).abs(),
         }
         return told | ({"command_level": now.state["level"][:, 0]} if self.curriculum else {})
@@ -292,17 +310,12 @@ class Joystick(Task):
         """Late by one step: what moves on after the observation was made."""
         told: dict[str, dict[str, Any]] = {
             "joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()},
-            "joint_vel": {"unit": "rad/s"},
-            "linvel": {"unit": "m/s"},
-            "gyro": {"unit": "rad/s"},
-            "gravity": {"unit": "direction of gravity, length 1"},
-            "last_action": {"unit": "[-1, 1]", "source": "action", "late": 1},
-            "command": {"unit": "m/s, m/s, rad/s", "source": "command"},
+            "last_action": {"source": "action", "late": 1},
+            "command": {"source": "command"},
         }
         if self.spec.gait is not None:
             slow, fast = self.spec.gait.frequency
             told["gait"] = {
-                "unit": "cosine and sine of the phase of each foot",
                 "source": "gait",
                 "late": 1,
                 "gait": {

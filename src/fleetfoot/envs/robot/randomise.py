@@ -1,8 +1,11 @@
-"""Robots that differ: friction, masses, centres of mass, gains and the like, drawn once for each robot.
+"""Robots that differ: friction, masses, centres of mass, gains and the like, drawn for each robot.
 
 Robot i depends on (seed, i) alone, and is the same in both engines: numbers are drawn here, written into a copy of
 the MuJoCo model, and MuJoCo computes what follows from them (`mj_setConst`). The CPU engine keeps a model per robot;
 the GPU engine is given the rows of the fields that differ.
+
+Friction, gains and strength can be drawn anew for each episode (`Varied`): nothing follows from them. Everything else
+stays with its robot, since what follows from a mass costs too much to compute for each restart.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import TypeAlias
 import mujoco
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
@@ -29,10 +34,12 @@ FIELDS = (
     *("dof_invweight0", "actuator_acc0"),
 )
 
+BY_EPISODE = ("friction", "kp", "kd", "strength")
+
 
 @part
 class RandomiseConfig:
-    """Ranges to draw from, uniformly; None: as in the model. Each robot keeps its own for the whole run."""
+    """Ranges to draw from, uniformly; None: as in the model. Each robot keeps its own, but for `every_episode`."""
 
     friction: Range | None = None  # sliding friction of the floor
     mass: Range | None = None  # a factor for each link, on its mass and inertia
@@ -44,6 +51,7 @@ class RandomiseConfig:
     joint_friction: Range | None = None  # a factor for each joint
     armature: Range | None = None  # a factor for each joint
     joint_zero: Range | None = None  # radians by which each joint's zero is off
+    every_episode: bool = False  # friction, kp, kd and strength are drawn anew for each episode
 
     def __post_init__(self) -> None:
         factors = ("friction", "mass", "kp", "kd", "strength", "joint_friction", "armature")
@@ -63,7 +71,15 @@ class RandomiseConfig:
 
     @property
     def anything(self) -> bool:
-        return self != RandomiseConfig()
+        return self != RandomiseConfig(every_episode=self.every_episode)
+
+    @property
+    def by_episode(self) -> dict[str, Range]:
+        """What is drawn anew for each episode, and from which range."""
+        if not self.every_episode:
+            return {}
+        ranges = {name: getattr(self, name) for name in BY_EPISODE}
+        return {name: bounds for name, bounds in ranges.items() if bounds is not None}
 
 
 class Randomiser:
@@ -131,16 +147,97 @@ class Randomiser:
         stacked = {name: np.stack(rows) for name, rows in found.items()}
         return {name: rows for name, rows in stacked.items() if (rows != getattr(base, name)).any()}
 
+    def floor_contacts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which geoms and which pairs decide the friction of the floor."""
+        model = self.robot.model
+        floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, self.robot.robot.floor)
+        collide = (model.geom_contype > 0) | (model.geom_conaffinity > 0)
+        return collide, (model.pair_geom1 == floor) | (model.pair_geom2 == floor)
+
     def _drawn(self, name: str, i: int) -> Array | None:
         bounds: Range | None = getattr(self.cfg, name)
-        if bounds is None:
+        if bounds is None or name in self.cfg.by_episode:
             return None
         unit: Array = self.units[name][i].double().numpy()
         return bounds[0] + (bounds[1] - bounds[0]) * unit
 
     def _set_friction(self, model: mujoco.MjModel, friction: float) -> None:
         """Of every contact with the floor, whichever of the two geoms has the say."""
-        floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, self.robot.robot.floor)
-        model.geom_friction[(model.geom_contype > 0) | (model.geom_conaffinity > 0), 0] = friction
-        of_floor = (model.pair_geom1 == floor) | (model.pair_geom2 == floor)
-        model.pair_friction[of_floor, :2] = friction
+        geoms, pairs = self.floor_contacts()
+        model.geom_friction[geoms, 0] = friction
+        model.pair_friction[pairs, :2] = friction
+
+
+class Varied:
+    """Fields of the model as they are in one episode: from what was drawn, [N, ...] by name. torch only.
+
+    Each entry is a column of a field: (field, column, values). A field has the shape [N, things, columns], or
+    [N, things] where the column is None.
+    """
+
+    def __init__(self, randomiser: Randomiser, device: torch.device) -> None:
+        robot, model = randomiser.robot, randomiser.robot.model
+        self.ranges = randomiser.cfg.by_episode
+        self.sizes = {name: 1 if name == "friction" else robot.num_joints for name in self.ranges}
+
+        def base(values: Array) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        joints = [model.joint(name).id for name in robot.names]
+        dofs, nv, njnt = robot.v, int(model.nv), int(model.njnt)
+        # Matrices that put numbers of joints [N, U] in their places, since an index may not depend on values.
+        to_dof, to_joint = np.zeros((len(dofs), nv)), np.zeros((len(joints), njnt))
+        to_dof[np.arange(len(dofs)), dofs] = 1.0
+        to_joint[np.arange(len(joints)), joints] = 1.0
+        self.to_dof, self.to_joint = base(to_dof), base(to_joint)
+        self.kp, self.kp_bias = (
+            base(model.actuator_gainprm[:, 0]),
+            base(model.actuator_biasprm[:, 1]),
+        )
+        self.kd, self.kd_bias = base(model.dof_damping), base(model.actuator_biasprm[:, 2])
+        self.force, self.joint_force = base(model.actuator_forcerange), base(model.jnt_actfrcrange)
+        geoms, pairs = randomiser.floor_contacts()
+        self.geoms, self.pairs = (torch.tensor(mask, device=device) for mask in (geoms, pairs))
+        self.geom_friction = base(model.geom_friction[:, 0])
+        self.pair_friction = base(model.pair_friction[:, :2])
+
+    def begin(self, draw: Draw) -> dict[str, Tensor]:
+        """What is drawn for an episode, as state."""
+        return {
+            f"drawn_{name}": draw.uniform(self.sizes[name], *bounds)
+            for name, bounds in self.ranges.items()
+        }
+
+    def columns(self, state: dict[str, Tensor]) -> list[tuple[str, int | None, Tensor]]:
+        found: list[tuple[str, int | None, Tensor]] = []
+        if "drawn_friction" in state:
+            drawn = state["drawn_friction"]  # [N, 1]
+            value = torch.where(self.geoms, drawn, self.geom_friction)
+            found.append(("geom_friction", 0, value))
+            if len(self.pairs):
+                found += [
+                    ("pair_friction", k, torch.where(self.pairs, drawn, self.pair_friction[:, k]))
+                    for k in (0, 1)
+                ]
+        if "drawn_kp" in state:
+            drawn = state["drawn_kp"]
+            found.append(("actuator_gainprm", 0, self.kp * drawn))
+            found.append(("actuator_biasprm", 1, self.kp_bias * drawn))
+        if "drawn_kd" in state:
+            drawn = state["drawn_kd"]
+            change = 1.0 + (drawn - 1.0) @ self.to_dof  # 1 where there is no actuator
+            found.append(("dof_damping", None, self.kd * change))
+            found.append(("actuator_biasprm", 2, self.kd_bias * drawn))
+        if "drawn_strength" in state:
+            drawn = state["drawn_strength"]
+            change = 1.0 + (drawn - 1.0) @ self.to_joint
+            for k in (0, 1):
+                found.append(("actuator_forcerange", k, self.force[:, k] * drawn))
+                found.append(("jnt_actfrcrange", k, self.joint_force[:, k] * change))
+        return found
+
+    def fields(self) -> set[str]:
+        """Names of the fields that change."""
+        one = {f"drawn_{name}": torch.ones(1, size) for name, size in self.sizes.items()}
+        one = {name: value.to(self.kp.device) for name, value in one.items()}
+        return {field for field, _, _ in self.columns(one)}

@@ -21,6 +21,7 @@ end of a control step, and sensors are one timestep older.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,25 +47,42 @@ class Robot:
 
     name: str
     model: str  # path of an MJCF file, or MJCF text
-    action_scale: float | tuple[float, ...] = (
-        0.5  # radians that an action of 1 is away from the standing pose
-    )
-    standing: str = (
-        "home"  # the keyframe with the standing pose; a model without any stands as it is drawn
-    )
+    # What an action of 1 adds, for each actuator or for all: radians for position servos, whose action 0 is the
+    # standing pose; N m for motors.
+    action_scale: float | tuple[float, ...] = 0.5
+    # The keyframe with the standing pose. A model without any stands as it is drawn.
+    standing: str = "home"
     imu: str = ""  # a site; none: no such sensors
     frames: Mapping[str, str] = field(default_factory=dict)  # further sites, by name
     feet: tuple[str, ...] = ()  # sites
     foot_forces: bool = False
     touches: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # pairs of geoms, by name
     floor: str = "floor"  # a geom
+    # Metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them.
+    roughness: float = 0.0
     max_contacts: int = 0  # per robot, on a GPU; 0: MuJoCo Warp's guess
     max_rows: int = 0  # constraint rows per robot, on a GPU; 0: the same
     view: View = field(default_factory=View)
+    looks: str = ""  # a scene in MuJoCo Menagerie with the same joints, for films
 
     def build(self, timestep: float, looks: bool = False) -> Built:
         """The compiled model with its sensors; `looks`: with what only pictures need."""
         return Built(self, timestep, looks)
+
+    def pictured(self) -> mujoco.MjModel:
+        """What is drawn: the meshes of MuJoCo Menagerie where FLEETFOOT_MENAGERIE names a checkout, else this model."""
+        own = self.build(0.004, looks=True).model
+        folder = os.environ.get("FLEETFOOT_MENAGERIE", "")
+        scene = Path(folder) / self.looks
+        if not (folder and self.looks and scene.is_file()):
+            return own
+        spec = load_spec(str(scene))
+        add_backdrop(spec)
+        model = compile_spec(spec)
+        same = [model.joint(i).name for i in range(1, model.njnt)] == [
+            own.joint(i).name for i in range(1, own.njnt)
+        ]
+        return model if same and model.nq == own.nq else own
 
 
 class Built:
@@ -78,6 +96,8 @@ class Built:
         else:
             without_textures(spec)
             _drop_looks(spec, robot)
+        if robot.roughness > 0.0:
+            _lay_plates(spec, robot)
         _add_sensors(spec, robot)
         spec.option.timestep = timestep
         self.robot, self.model = robot, compile_spec(spec)
@@ -184,6 +204,32 @@ def _drop_looks(spec: mujoco.MjSpec, robot: Robot) -> None:
             spec.delete(geom)
 
 
+def _lay_plates(spec: mujoco.MjSpec, robot: Robot) -> None:
+    """Boxes that touch what the floor touches, each of its own height. All robots walk over the same ones."""
+    floor = next((one for one in spec.geoms if one.name == robot.floor), None)
+    if floor is None or not (floor.contype or floor.conaffinity) or spec.pairs:
+        raise UserError(
+            f"rough ground needs a floor that collides by contype and conaffinity; that of {robot.name} does not."
+        )
+    heights = np.random.default_rng(0).uniform(0.005, robot.roughness, (_PLATES, _PLATES))
+    for i, j in np.ndindex(heights.shape):
+        high = float(heights[i, j])
+        spec.worldbody.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            size=[0.5, 0.5, high / 2],
+            pos=[i - (_PLATES - 1) / 2, j - (_PLATES - 1) / 2, high / 2],
+            contype=floor.contype,
+            conaffinity=floor.conaffinity,
+            condim=floor.condim,
+            priority=floor.priority,
+            friction=floor.friction,
+            rgba=[0.5 + 4 * high, 0.52, 0.55, 1.0],
+        )
+
+
+_PLATES = 10
+
+
 def _tile_floor(spec: mujoco.MjSpec, floor: str) -> None:
     """A pattern on a floor that has none, so that pictures show how fast a robot moves."""
     geom = next((one for one in spec.geoms if one.name == floor), None)
@@ -217,7 +263,13 @@ def _add_sensors(spec: mujoco.MjSpec, robot: Robot) -> None:
     ]
     for i, actuator in enumerate(spec.actuators):
         actuator.name = actuator.name or f"actuator{i}"
-        force = (f"torque.{i}", kind.mjSENS_ACTUATORFRC, thing.mjOBJ_ACTUATOR, actuator.name, {})
+        force: Sensor = (
+            f"torque.{i}",
+            kind.mjSENS_ACTUATORFRC,
+            thing.mjOBJ_ACTUATOR,
+            actuator.name,
+            {},
+        )
         wanted.append(force)
     for name, sensor, obj, objname, more in wanted:
         spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
@@ -245,7 +297,8 @@ def _foot_sensors(robot: Robot, bodies: list[str]) -> Iterator[Sensor]:
         for i, foot in enumerate(robot.feet):
             yield f"{name}.{i}", sensor, thing.mjOBJ_SITE, foot, {}
     for i, body in enumerate(bodies):
-        touch = _touching(robot.floor)
+        # The body of the floor, which plates belong to as well.
+        touch = _touching("world") | {"reftype": thing.mjOBJ_BODY}
         yield f"foot_contact.{i}", kind.mjSENS_CONTACT, thing.mjOBJ_BODY, body, touch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleetfoot.envs.render import View
 from fleetfoot.envs.robot.robot import MODELS, Robot
 from fleetfoot.errors import UserError, nearest
 
@@ -11,6 +12,8 @@ GO1 = Robot(
     action_scale=0.5,
     imu="imu",
     feet=("FR", "FL", "RR", "RL"),
+    looks="unitree_go1/scene.xml",
+    view=View(distance=1.6, azimuth=130.0, elevation=-15.0),
     max_contacts=8,
     max_rows=40,
 )
@@ -22,6 +25,8 @@ T1 = Robot(
     imu="imu",
     feet=("left_foot", "right_foot"),
     touches={"feet": ("left_foot", "right_foot")},
+    looks="booster_t1/scene.xml",
+    view=View(distance=2.6, azimuth=130.0, elevation=-15.0),
     max_contacts=24,
     max_rows=96,
 )
@@ -39,6 +44,8 @@ G1 = Robot(
         "left_hand": ("left_hand_collision", "left_thigh"),
         "right_hand": ("right_hand_collision", "right_thigh"),
     },
+    looks="unitree_g1/scene.xml",
+    view=View(distance=2.8, azimuth=130.0, elevation=-15.0),
     max_contacts=24,
     max_rows=112,
 )

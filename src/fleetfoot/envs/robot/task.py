@@ -50,6 +50,7 @@ class Task:
     # Uniform noise of a training robot's senses: half its width, by the name of the observation. Named here: it is
     # sensed, and comes late where observations are delayed.
     noise: Mapping[str, float] = {}
+    units: Mapping[str, str] = {}  # of observations, by name, for whoever runs a policy elsewhere
 
     def bind(self, robot: Built, dt: float, device: torch.device) -> None:
         """Before anything else: make constants. `dt`: seconds of a control step."""
@@ -103,14 +104,11 @@ class Task:
     def explain(self) -> dict[str, dict[str, Any]]:
         """What a controller of the real robot must know of each observation, by name:
 
-        `unit`; `offset` and `scale`, where the observation is (physical - offset) * scale; `source`, where the robot
-        does not sense it: its last "action", the "command", or the clock of a "gait"; and `late`, the control steps by
-        which such a thing lags behind. A task with an `observe` of its own has its own `explain` too: what is not
-        explained counts as sensed by the robot, in the units of the observation.
+        `offset` and `scale` (and `unit`, if it is not that in `units`), where the observation is
+        (physical - offset) * scale; `source`, where the robot does not sense it: its last "action", the "command", or
+        the clock of a "gait"; and `late`, the control steps by which such a thing lags behind. A task with an `observe`
+        of its own has its own `explain` too: what is not explained counts as sensed, in the units of the observation.
         """
         if type(self).observe is not Task.observe:
             return {}
-        return {
-            "joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()},
-            "joint_vel": {"unit": "rad/s"},
-        }
+        return {"joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()}}

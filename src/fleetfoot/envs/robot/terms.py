@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fleetfoot.envs.robot.joystick import Commands, Gait, JoystickSpec, Step, Term
+from fleetfoot.envs.robot.joystick import Commands, Gait, JoystickSpec, Step, Term, norm
 
 SIGMA = 0.25  # m^2/s^2, and rad^2/s^2: how fast the reward for tracking falls
 
@@ -25,6 +25,17 @@ def tracking_lin_vel(step: Step) -> Tensor:
 def tracking_ang_vel(step: Step) -> Tensor:
     error = step.command[:, 2] - step.sensor["gyro"][:, 2]
     return torch.exp(-error.square() / SIGMA)
+
+
+def progress(step: Step) -> Tensor:
+    """The speed along the commanded direction, up to the commanded speed. Not in Playground: weight 0.
+
+    Unlike `tracking_lin_vel` it grows from a standstill on, however fast the command is.
+    """
+    wanted = step.command[:, :2]
+    speed = norm(wanted)
+    along = (wanted * step.sensor["linvel"][:, :2]).sum(1) / speed.clamp(min=0.1)
+    return torch.minimum(along, speed)
 
 
 def lin_vel_z(step: Step) -> Tensor:
@@ -66,12 +77,12 @@ def feet_slip(step: Step) -> Tensor:
 
 def base_slip(step: Step) -> Tensor:
     """Humanoids: the speed of the base (not of the feet), times the number of feet on the ground."""
-    speed = torch.linalg.vector_norm(step.sensor["global_linvel"][:, :2], dim=1)
+    speed = norm(step.sensor["global_linvel"][:, :2])
     return speed * step.contact.sum(1)
 
 
 def feet_clearance(step: Step) -> Tensor:
-    speed = torch.linalg.vector_norm(step.foot_vel[..., :2], dim=-1).sqrt()
+    speed = norm(step.foot_vel[..., :2]).sqrt()
     return ((step.foot_pos[..., 2] - 0.1).abs() * speed).sum(1)
 
 
@@ -97,7 +108,7 @@ def feet_phase(step: Step) -> Tensor:
 
 def feet_phase_moving(step: Step) -> Tensor:
     """G1: only while it moves, or is to move."""
-    speed = torch.linalg.vector_norm(step.sensor["global_linvel"][:, :2], dim=1)
+    speed = norm(step.sensor["global_linvel"][:, :2])
     turning = step.sensor["global_angvel"][:, 2].abs()
     return feet_phase(step) * ((speed > 0.1) | (turning > 0.1) | (step.length > 0.01))
 
@@ -129,7 +140,7 @@ def contact_force(step: Step) -> Tensor:
 def feet_distance(step: Step) -> Tensor:
     """How much less than 0.2 m the feet are apart, across the direction it faces; at most 0.1."""
     forward = step.sensor["forward"][:, :2]
-    cos, sin = (forward / torch.linalg.vector_norm(forward, dim=1, keepdim=True)).unbind(1)
+    cos, sin = (forward / norm(forward)[:, None]).unbind(1)
     gap = step.foot_pos[:, 0] - step.foot_pos[:, 1]  # [N, 3]
     return (0.2 - (cos * gap[:, 1] - sin * gap[:, 0]).abs()).clamp(0.0, 0.1)
 
@@ -142,7 +153,7 @@ def dof_pos_limits(step: Step) -> Tensor:
 
 def torques(step: Step) -> Tensor:
     torque = step.sensor["torque"]
-    return torch.linalg.vector_norm(torque, dim=1) + torque.abs().sum(1)
+    return norm(torque) + torque.abs().sum(1)
 
 
 def energy(step: Step) -> Tensor:
@@ -226,6 +237,7 @@ T1 = JoystickSpec(
     terms={
         "tracking_lin_vel": (1.0, tracking_lin_vel),
         "tracking_ang_vel": (0.5, tracking_ang_vel),
+        "progress": (0.0, progress),
         "ang_vel_xy": (-0.15, ang_vel_xy("gyro")),
         "orientation": (-1.0, orientation),
         "feet_air_time": (2.0, air_time_long_moving),
@@ -254,6 +266,7 @@ G1 = JoystickSpec(
     terms={
         "tracking_lin_vel": (1.0, tracking_lin_vel),
         "tracking_ang_vel": (0.75, tracking_ang_vel),
+        "progress": (0.0, progress),
         "ang_vel_xy": (-0.15, ang_vel_xy("global_angvel_torso")),
         "orientation": (-2.0, torso_orientation),
         "feet_air_time": (2.0, air_time_long),
@@ -284,6 +297,7 @@ GO1 = JoystickSpec(
     terms={
         "tracking_lin_vel": (1.0, tracking_lin_vel),
         "tracking_ang_vel": (0.5, tracking_ang_vel),
+        "progress": (0.0, progress),
         "lin_vel_z": (-0.5, lin_vel_z),
         "ang_vel_xy": (-0.05, ang_vel_xy("global_angvel")),
         "orientation": (-5.0, orientation),

@@ -12,12 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import mujoco
+import numpy as np
 import torch
 from torch import Tensor
 
 from fleetfoot.envs.robot.engine import Starts
-from fleetfoot.envs.robot.randomise import Randomiser
+from fleetfoot.envs.robot.randomise import Randomiser, Varied
 from fleetfoot.envs.robot.robot import Built
+from fleetfoot.envs.robot.task import State
 from fleetfoot.errors import UserError
 
 CHECK_EVERY = 100  # vec steps between two looks at the overflow mask
@@ -45,6 +47,11 @@ class WarpEngine:
         self.robot = robot
         _check_model(robot.model)
         rows = randomiser.rows() if randomiser is not None else {}
+        self.varied: Varied | None = None
+        if randomiser is not None and randomiser.cfg.by_episode:
+            self.varied = Varied(randomiser, device)
+            for name in self.varied.fields() - set(rows):
+                rows[name] = np.stack([getattr(robot.model, name)] * num_envs)
         with self.wp.ScopedDevice(str(device)):
             try:
                 self.model = self.mjw.put_model(
@@ -65,8 +72,9 @@ class WarpEngine:
                 nconmax=robot.robot.max_contacts or None,
                 njmax=robot.robot.max_rows or None,
             )
+        self._fields = {name: self.wp.to_torch(getattr(self.model, name)) for name in rows}
         for name, values in rows.items():
-            field = self.wp.to_torch(getattr(self.model, name))
+            field = self._fields[name]
             field.copy_(torch.as_tensor(values, dtype=field.dtype).reshape(field.shape))
         self.control = self._tensor("ctrl")
         self.qpos, self.qvel = self._tensor("qpos"), self._tensor("qvel")
@@ -115,6 +123,12 @@ class WarpEngine:
         if self._act is not None:
             self._act.masked_fill_(chosen, 0.0)
 
+    def vary(self, chosen: Tensor, state: State) -> None:
+        for name, column, values in self.varied.columns(state) if self.varied else ():
+            field = self._fields[name]
+            place = field if column is None else field[..., column]
+            place.copy_(torch.where(chosen[:, None], values, place))
+
     def take_starts(self, starts: Starts) -> None:
         qpos, qvel, _ = starts.on(self.device)
         self._start_qpos.copy_(qpos)
@@ -133,7 +147,7 @@ class WarpEngine:
         pinned.copy_((self._overflow & self._serious).amax()[None], non_blocking=True)
         self._seen = pinned
         if self.device.type == "cuda":
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
     def forget(self) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.host import HostEnv
 from fleetfoot.envs.info import InfoRows
 from fleetfoot.envs.subprocess import worker as process_worker
 from fleetfoot.envs.subprocess.worker import DONE, DRAW, MISTAKE, NAMED, RESET, STEP, Shared
@@ -96,8 +97,10 @@ class Worker:
         self.answers.close()
 
 
-class ProcessEnv:
+class ProcessEnv(HostEnv):
     """N copies of a Gymnasium environment behind the `VecEnv` contract."""
+
+    why_no_state = "Gymnasium environments do not tell their state"
 
     def __init__(
         self,
@@ -199,19 +202,7 @@ class ProcessEnv:
                 told = ~np.isnan(self.shared.info[line])
                 told[:first] = told[last:] = False
                 self.info.tell(name, self.shared.info[line], told)
-        rows = self.info.rows()
-        if not rows:
-            return {}
-        return dict(zip(rows, self._tensor(np.stack(list(rows.values()))), strict=True))
-
-    def state_dict(self) -> None:
-        """Gymnasium has no way to ask an environment for its state."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        raise UserError(
-            f"{self.spec.name} cannot be restored: Gymnasium environments do not tell their state."
-        )
+        return self._log_rows(self.info)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         at = int(np.searchsorted(self.bounds, index, side="right")) - 1
@@ -246,11 +237,7 @@ class ProcessEnv:
             raise
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array.copy()).to(self.spec.device)
-
-    def _obs(self, rows: NDArray[np.float32]) -> Obs:
-        actor = self._tensor(rows)
-        return Obs(actor, actor)
+        return super()._tensor(array.copy())  # the processes write to it again
 
 
 def _close(workers: list[Worker], memory_file: int) -> None:

@@ -34,7 +34,7 @@ class Actor:
         self.sequence, self.version = 0, -1
 
     def start(self, vec_steps_before: int = 0) -> EnvSpec:
-        """Build everything. `vec_steps_before`: by earlier incarnations; the schedule of exploration goes on there."""
+        """Build everything. `vec_steps_before`: made by earlier incarnations; exploration continues from there."""
         recipe = transport.unpack_recipe(self.packed)
         cfg = cast("ActorLearnerConfig", recipe.topology)
         torch.set_num_threads(max(1, int(cfg.ray.worker_cpus)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Lead:
-    """Allows to learn from `reuse` rows for every row received.
+    """Allows learning from `reuse` rows for every row received.
 
-    Unused allowance is kept only up to the worth of `rows` received rows: a learner that was slow for hours must not
-    go on learning for hours when no rows arrive any more.
+    Unused allowance is kept only up to that of `rows` received rows: a learner that was slow for hours must not
+    keep learning for hours when no rows arrive any more.
     """
 
     def __init__(self, reuse: float, *, rows: int, most_at_once: int):

@@ -18,7 +18,8 @@ from fleetfoot.errors import UserError
 from fleetfoot.execution import make_learner
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.recipe import Result
-from fleetfoot.run.journal import Journal, State, fitting, step_metrics
+from fleetfoot.run.journal import Journal, State, step_metrics
+from fleetfoot.run.loading import fitting
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.apex.fleet import ActorFleet
 from fleetfoot.topologies.apex.lead import Lead
@@ -72,7 +73,8 @@ class Learner:
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
         state = checkpoint.load(self.folder).state if resumed else None
         self.restarts = Restarts(cfg.ray.max_restarts, self.outbox.items.append)
-        self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
+        with fitting():
+            self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)
         stack.callback(self.fleet.close)
         self.evaluations = Evaluations(ray, self.packed, cfg.ray.worker_cpus, self.restarts)
         stack.callback(self.evaluations.close)
@@ -140,7 +142,7 @@ class Learner:
         return steps, transport.to_tensors(block.td_error, device)
 
     def note(self, block: Block) -> None:
-        """Call it before the rows of a block are appended."""
+        """Call this before the rows of a block are appended."""
         # The first block of a process does not continue the episodes of the process before it.
         if block.sequence == 0:
             self.replay.mark_break(block.actor)
@@ -162,8 +164,8 @@ class Learner:
         return sum(self.fleet.received) // self.cfg.actors - self.journal.vec_steps
 
     def start_updates(self, count: int) -> None:
-        """On a GPU they go on while the caller does something else; until `finish_updates` it must not touch the agent
-        or the replay."""
+        """On a GPU they continue while the caller does something else; until `finish_updates` it must not touch the
+        agent or the replay."""
         with self.journal.compiling(not self.updates.ready(count)):
             self.updates.start(count)
         self.owed = count
@@ -199,7 +201,7 @@ class Learner:
                     journal.save(self)
                 raise
         if self.evaluations.pending is None:
-            # A copy: the run goes on before it is saved.
+            # A copy: the run continues before it is saved.
             state = copy.deepcopy(journal.state(self, with_replay=False))
             self.evaluations.request(self.agent.policy, journal.counters(), state)
         return {}
@@ -221,6 +223,10 @@ class Learner:
         return state | {"replay": self.replay.state_dict()} if with_replay else state
 
     def _load_state_dict(self, state: State) -> None:
+        own = {"agent": self.agent.state_dict(), "pace": self.pace.state_dict()}
+        if "replay" in state:
+            own["replay"] = self.replay.state_dict()
+        checkpoint.check_fits({name: state[name] for name in own}, own, "state")
         self.agent.load_state_dict(state["agent"])
         self.pace.load_state_dict(state["pace"])
         if "replay" in state:

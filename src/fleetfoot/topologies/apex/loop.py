@@ -54,7 +54,7 @@ class ActorLearnerConfig:
     blocks_ahead: int = 2
     """Blocks requested from each actor at once, which bounds how many may wait for the learner."""
     publish_every_vec_steps: int = 100
-    """Vec steps between two versions of the weights; Atari's four frames a step make 100 the paper's 400."""
+    """Vec steps between two versions of the weights; with Atari's four frames per step, 100 is the paper's 400."""
     initial_priorities: bool = True
     """Actors compute the first priorities; False: new rows get the largest priority so far."""
     acting: Literal["float32", "bf16"] = "float32"
@@ -83,7 +83,8 @@ class ActorLearnerConfig:
         cpus = (self.actors + 1) * self.ray.worker_cpus + self.ray.learner_cpus
         with closing(Monitor(self.ray, recipe, folder)) as monitor:
             here = (self.ray.learner_cpus, monitor.gpus)
-            with cluster(self.ray, cpus=cpus, gpus=monitor.gpus, here=here) as ray:
+            gpus = monitor.gpus
+            with cluster(self.ray, cpus=cpus, gpus=gpus, here=here, folder=folder) as ray:
                 return monitor.run(ray, Learner, resumed=state is not None)
 
     def check(self, recipe: Recipe) -> None:
@@ -125,7 +126,7 @@ def paced(learner: Learner) -> None:
         if (block := fleet.next_block(WAIT_SECONDS)) is None:
             continue
         if not learner.cfg.lockstep:
-            fleet.request_blocks()  # the actor goes on while its block is learned from
+            fleet.request_blocks()  # the actor continues while its block is learned from
         steps, td_error = learner.unpack(block)
         learner.note(block)
         for i, transition in enumerate(steps):

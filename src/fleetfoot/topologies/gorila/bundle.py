@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.contract import Served, as_served, traits
+from fleetfoot.checkpoint import check_collector_fits
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
@@ -26,6 +27,7 @@ from fleetfoot.optim import LocalStepper
 from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.rollout import rollout
 from fleetfoot.run.journal import step_metrics
+from fleetfoot.run.loading import fitting
 from fleetfoot.topologies.gorila.replica import Outliers, RemoteStepper, Replica, ServerLost
 from fleetfoot.topologies.gorila.server import Server, ServerConfig
 
@@ -161,7 +163,7 @@ class Bundle:
         return rollout(self.env.step, self.agent.behaviour, self.explorer, obs, timer)
 
     def work(self, vec_steps: int) -> Report:
-        """One shift: make so many vec steps, and after each the updates that the pace asks for."""
+        """One shift: make `vec_steps`, and after each the updates that the pace asks for."""
         steps_done, gradients_before = 0, self.stepper.num_gradients
         server_lost = False
         try:
@@ -218,6 +220,9 @@ class Bundle:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        own = self.state_dict(with_replay=state["replay"] is not None)
+        with fitting():
+            check_collector_fits(state, own, self.recipe.num_envs)
         for name in (*CARRIED_STATE, "episodes"):
             getattr(self, name).load_state_dict(state[name])
         if state["replay"] is None:

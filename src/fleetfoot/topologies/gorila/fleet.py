@@ -110,7 +110,7 @@ class BundleFleet:
         self.server.save()
 
     def work(self, vec_steps: int, interrupt: Interrupt) -> Iterator[Report]:
-        """Make so many vec steps, or fewer after an interrupt, and yield the reports. All bundles are idle at the
+        """Make `vec_steps`, or fewer after an interrupt, and yield the reports. All bundles are idle at the
         end."""
         self.unassigned = vec_steps
         while self._is_busy() or (self.unassigned and not interrupt.asked):
@@ -197,5 +197,5 @@ class BundleFleet:
         self.saved_states = [bundle | {"replay": replay} for bundle, replay in pairs]
 
     def close(self) -> None:
-        """End the processes of all bundles; a cluster that goes on must not keep them."""
+        """End the processes of all bundles; a cluster that keeps running must not keep them."""
         self.workers.close()

@@ -26,7 +26,8 @@ from fleetfoot.evaluate import Evaluator
 from fleetfoot.log import Log
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.run.journal import Journal, State
+from fleetfoot.run.loading import fitting
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.gorila.bundle import Report, build_agent
 from fleetfoot.topologies.gorila.fleet import BundleFleet
@@ -79,7 +80,7 @@ class ParameterServerConfig:
             agent = build_agent(recipe, spec, self.bundles, CPU)  # UserErrors before Ray starts
             gpus = self.ray.gpus_of(recipe.torch_device())
             cpus = (self.bundles + self.shards) * self.ray.worker_cpus
-            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus))
+            ray = stack.enter_context(cluster(self.ray, cpus=cpus, gpus=gpus, folder=folder))
             restarts = Restarts(self.ray.max_restarts)
             server = stack.enter_context(closing(RayServer(ray, self, recipe, agent, restarts)))
             fleet = stack.enter_context(closing(BundleFleet(ray, self, recipe, server)))

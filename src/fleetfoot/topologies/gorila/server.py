@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.checkpoint import check_fits
 from fleetfoot.errors import UserError
 from fleetfoot.optim import OptimConfig
+from fleetfoot.run.loading import fitting
 
 LAG_BINS = (0, 1, 2, 4, 8, 16, 32, 64)  # upper ends of the lag histogram; one open bin follows
 
@@ -159,6 +161,10 @@ class ServerShard:
         }
 
     def load_state_dict(self, state: dict[str, Any], generation: int) -> None:
+        fixed = ("weights", "target", "step", "updates", "target_updates")
+        own = self.state_dict()
+        with fitting():
+            check_fits({k: state[k] for k in fixed}, {k: own[k] for k in fixed}, "server")
         self.weights.copy_(state["weights"])
         self.target.copy_(state["target"])
         self.step.load_state_dict(state["step"])

@@ -62,7 +62,7 @@ def put_columns(ring: Ring, first: int, width: int, state: dict[str, Any]) -> Fi
             rows = _rows(ring, tensor, ring.columns)[:, first : first + width]
             rows.copy_(_rows(ring, stored[name], width))
     device = ring.reward.device
-    owner = stored["final_owner"][:-1]  # the last entry is a place for what nobody needs
+    owner = stored["final_owner"][:-1]  # the last entry is a place for what is not needed
     oldest = (state["written"] - state["size"]) * width
     entry = (owner >= oldest).nonzero().flatten()  # the others belong to rows that are overwritten
     entry = entry[owner[entry].argsort()]

@@ -1,4 +1,4 @@
-"""Several sets of environments, stepped as one: what one costs per call is paid once for all."""
+"""Several sets of environments, stepped as one: the cost of a call is paid once for all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConcatVecEnv:
             for env, share in zip(self.sets, shares, strict=True)
         ]
         flags = torch.stack([_cat(steps, "terminated"), _cat(steps, "truncated")]).to(self.device)
-        # Some sets may have told a name that others have not told yet.
+        # Some sets may have reported a name that others have not reported yet.
         names = [name for name in steps[0].info if all(name in step.info for step in steps)]
         return Step(
             obs=self.join([step.obs for step in steps]),

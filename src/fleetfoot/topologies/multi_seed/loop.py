@@ -52,7 +52,7 @@ class NotBatched(Exception):  # noqa: N818
 
 
 def why_not_batched(recipe: Recipe) -> str | None:
-    """As far as the recipe alone tells; None: nothing stands against it."""
+    """As far as the recipe alone tells; None: they can be."""
     if not isinstance(recipe.topology, TrainsParts):
         return f"{type(recipe.topology).__name__} has no method train(journal, parts)"
     sampler = recipe.replay.sampler if isinstance(recipe.replay, ReplayConfig) else None
@@ -67,7 +67,7 @@ def train_batched(
     folders: Sequence[Path],
     states: Iterable[State | None],
 ) -> list[Result]:
-    """`states`: of all seeds after the same vec step, to go on from; None: from the start.
+    """`states`: of all seeds after the same vec step, to continue from; None: from the start.
 
     Raises `NotBatched`, before any folder is changed, where the parts do not allow what `why_not_batched` does.
     """

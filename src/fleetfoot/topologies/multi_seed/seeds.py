@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,10 +19,11 @@ from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_
 
 
 def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path]:
-    """A folder with a recipe for every seed, all at once: whenever the run is killed, it goes on with every seed."""
-    hidden = place.parent / f".{place.name}.partial"
+    """Make a folder with a recipe for every seed, all at once: whenever the run is killed, all can be resumed."""
+    hidden = place.parent / f".{place.name}.{secrets.token_hex(6)}.partial"
     with writing(place):
-        shutil.rmtree(hidden, ignore_errors=True)
+        for left in place.parent.glob(f".{glob.escape(place.name)}.*.partial"):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         for seed in seeds:
             folder = hidden / f"seed-{seed}"
             folder.mkdir(parents=True)
@@ -32,7 +35,7 @@ def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path
 
 
 def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
-    """Begin with every seed, or go on with those that are not finished; stops, and saves, at Ctrl-C."""
+    """Start every seed, or continue those that are not finished; Ctrl-C saves and stops."""
     saved = [saved_steps(folder) for folder in folders]
     common = max(set.intersection(*map(set, saved)), default=None)
     why = why_not_batched(recipe)

@@ -32,7 +32,7 @@ class Order(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a round."""
+    """The result of a round."""
 
     used: dict[str, int]  # numbers of the versions that it was made with
     changed: tuple[str, ...] = ()  # weights to publish

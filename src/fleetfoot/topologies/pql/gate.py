@@ -22,13 +22,13 @@ class Gate:
     def may_begin(self, stage: str, begun: int = 0) -> bool:
         """May the stage begin another round, with `begun` vec steps in rounds that it has not finished?"""
         position = self.stages.index(stage)
-        mine = self.finished[stage] + begun
-        before = self.finished[self.stages[position - 1]] if position else mine + 1
+        own = self.finished[stage] + begun
+        before = self.finished[self.stages[position - 1]] if position else own + 1
         if self.free_after is not None:
-            return mine < before or before > self.free_after
+            return own < before or before > self.free_after
         last = position + 1 == len(self.stages)
-        after = mine if last else self.finished[self.stages[position + 1]]
-        return mine < before and mine - after < self.lead
+        after = own if last else self.finished[self.stages[position + 1]]
+        return own < before and own - after < self.lead
 
     def finish(self, stage: str, vec_steps: int = 1) -> None:
         self.finished[stage] += vec_steps

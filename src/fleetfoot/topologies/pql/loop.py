@@ -24,16 +24,16 @@ Deviations from the paper's code:
         learner: at most 2 `lead` vec steps old.
     [3] Statistics of observations change with the critic learner's replay, not with the actor.
 
-With `lockstep` the three take turns, update by update, each with the newest version: no lag at all. The policy learner
-then draws the rows that the critic learner has drawn, and all weights are those of `synchronous`.
+With `lockstep` the three take turns, update by update, each with the newest version, without any lag. The policy
+learner then draws the rows that the critic learner has drawn, and all weights are those of `synchronous`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,12 +44,13 @@ from fleetfoot import checkpoint
 from fleetfoot.agents.contract import ActorCritic, Agent
 from fleetfoot.config import at_least, part
 from fleetfoot.data import EnvSpec
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.log import Log, Totals, added
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.samplers import UniformConfig
 from fleetfoot.run.interrupt import Interrupt
-from fleetfoot.run.journal import Journal, State, fitting
+from fleetfoot.run.journal import Journal, State
+from fleetfoot.run.loading import fitting
 from fleetfoot.topologies.pql.exchange import Outcome, Report, Version
 from fleetfoot.topologies.pql.schedule import Round, Schedule, joined
 from fleetfoot.topologies.pql.stages import STAGES
@@ -63,9 +64,10 @@ LAGS = {  # of each stage: the metric, and the weights whose age it measures
 
 
 class Transport(Protocol):
-    """Has rounds made by the stages, wherever they are, and tells the coordinator of each that is finished."""
+    """Has the stages make rounds, wherever they run, and tells the coordinator when one is finished."""
 
     ahead: int  # rounds of one stage that may be begun at once
+    all_here: bool  # all stages are in this process
     device: torch.device
     spec: EnvSpec
     agent: ActorCritic  # the policy of this one is the result of the run
@@ -100,10 +102,10 @@ class SplitLearnersConfig:
     policy update."""
 
     lead: int = 2
-    """Rounds (a vec step and its updates) that the actor may be ahead of the critic learner, and that one of the policy
-    learner; with 1 the actor and the critic learner take turns."""
+    """Rounds (a vec step and its updates) that the actor may be ahead of the critic learner, and the critic learner
+    ahead of the policy learner; with 1 the actor and the critic learner take turns."""
     free: bool = False
-    """After the warm-up nobody waits for anybody, whatever the ratios become."""
+    """After the warm-up no stage waits for another, whatever the ratios become."""
     lockstep: bool = False
     """The three take turns: the same weights as `synchronous`, for tests."""
     placement: Placement = InProcessConfig()
@@ -128,16 +130,17 @@ class SplitLearnersConfig:
             journal.log.merge = lambda totals: added([totals, *coordinator.totals])
             with closing(journal), interrupt:
                 coordinator.settle()
-                while not (journal.finished or interrupt.asked):
-                    coordinator.advance()
-                    journal.after_vec_step(coordinator)
-                if not journal.finished:
-                    journal.save_interrupted(coordinator)
+                with coordinator.rescuing():
+                    while not (journal.finished or interrupt.asked):
+                        coordinator.advance()
+                        journal.after_vec_step(coordinator)
+                    if not journal.finished:
+                        journal.save_interrupted(coordinator)
                 return journal.result(coordinator.policy())
 
 
 class Coordinator:
-    """Has the rounds made that the schedule plans, counts them in the journal, and answers for all three stages when
+    """Submits the rounds that the schedule plans, counts them in the journal, and speaks for all three stages when
     the journal writes. It works in the thread that trains; `finished` is called in any thread."""
 
     def __init__(
@@ -178,6 +181,23 @@ class Coordinator:
             self._submit()
             self.transport.wait_until(self._idle)
         self.settle()
+
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        """Around the training: if the environments fail, the vec step under way is dropped and the rest is saved. Not
+        on Ray, where it may be a learner that is lost: there the last checkpoint counts."""
+        if not self.transport.all_here:
+            yield
+            return
+        with self.journal.rescuing(self, lambda: self.interrupt.asked):
+            try:
+                yield
+            except Halted:
+                with self.lock:
+                    self.schedule.drop_vec_step()
+                self.transport.wait_until(self._idle)
+                self.settle()
+                raise
 
     def settle(self) -> None:
         for planned in self.schedule.settle():

@@ -45,7 +45,7 @@ class RoleConfig:
     """What one of the three processes asks the cluster for."""
 
     cpus: float = 1.0
-    """Cores that it asks the cluster for; so many threads it has."""
+    """Cores that it asks the cluster for, and threads that it uses."""
     gpus: float = -1.0
     """GPUs that it asks for; 0: it works on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
 
@@ -104,7 +104,7 @@ class Call(NamedTuple):
 class Processes:
     """Carries weights and vec steps between the stages through Ray's object store, and replaces processes."""
 
-    ahead, device = 2, CPU
+    ahead, device, all_here = 2, CPU, False
     coordinator: Coordinator
 
     def __init__(self, ray: Any, recipe: Recipe, cfg: OnRayConfig, interrupt: Interrupt):
@@ -141,7 +141,7 @@ class Processes:
         self.handles[stage] = make.remote(self.packed, threads, gpus > 0)
 
     def _start(self, stage: str, state: State | None) -> Started:
-        """Have a new process build its stage, or the first of its successors that can."""
+        """Have a new process build its stage; if it fails, its replacements try."""
         share = None if state is None else share_of(stage, state)
         while True:
             # Put again for each: it may be lost with the machine.

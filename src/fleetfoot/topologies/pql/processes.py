@@ -1,4 +1,4 @@
-"""PQL's stages as Ray actors, each in a process of its own: the side that works."""
+"""PQL's stages as Ray actors, each in its own process: the worker side."""
 
 from __future__ import annotations
 

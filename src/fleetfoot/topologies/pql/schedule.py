@@ -143,6 +143,11 @@ class Schedule:
         begun = sum(opened.vec_steps for opened in self.open["actor"])
         self.stop_at = min(self.stop_at, self.counts["actor"] + begun)
 
+    def drop_vec_step(self) -> None:
+        """The vec step that the actor was collecting will never come, and no other."""
+        self.open["actor"].clear()
+        self.stop_at = self.counts["actor"]
+
     def mark_break(self) -> None:
         """The next vec step that the critic learner appends does not continue the last one that it has."""
         opened = [block for planned in self.open["critic"] for block in planned.blocks]

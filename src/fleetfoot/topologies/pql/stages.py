@@ -2,6 +2,8 @@
 
 Each has its own agent, built from the same recipe, and uses a part of it. A stage knows neither threads nor Ray: a
 transport gives it the newest weights and the vec steps of a round, and publishes the weights that the round changed.
+
+More than 300 lines: the three stages belong beside each other.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.agents.contract import as_actor_critic
+from fleetfoot.checkpoint import check_collector_fits, check_fits
 from fleetfoot.data import Obs, Step, Transition
 from fleetfoot.envs.vec_env import closed_on_error
 from fleetfoot.evaluate import Evaluator
@@ -29,7 +32,8 @@ from fleetfoot.recipe import Recipe, Seeds
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import Replay
 from fleetfoot.rollout import rollout
-from fleetfoot.run.journal import State, fitting, step_metrics
+from fleetfoot.run.journal import State, step_metrics
+from fleetfoot.run.loading import fitting
 from fleetfoot.topologies.pql.exchange import (
     WEIGHTS,
     Order,
@@ -96,7 +100,7 @@ class Stage:
 
     @staticmethod
     def select(fresh: Transition) -> Any:
-        """What of a vec step the stage reads."""
+        """The part of a vec step that the stage reads."""
         return fresh
 
     @contextmanager
@@ -191,6 +195,8 @@ class Actor(Stage):
     def load(self, share: State) -> None:
         share = copy.deepcopy(share)  # simulators keep tensors, and those of a store are read-only
         with fitting():
+            own = self.state_dict(with_replay=False)
+            check_collector_fits(share, own, self.recipe.num_envs)
             self.explorer.load_state_dict(share["explorer"])
             self.episodes.load_state_dict(share["episodes"])
             if share["env"] is not None:
@@ -235,6 +241,7 @@ class Learner(Stage):
 
     def load(self, share: State) -> None:
         with fitting():
+            check_fits(share, self.state_dict(self.memory_name in share), "state")
             self.agent.load_state_dict(copy.deepcopy(share["agent"]))  # optimisers keep tensors
             if self.memory_name in share:
                 self.memory.load_state_dict(share[self.memory_name])

@@ -72,6 +72,7 @@ class Threads:
     """Carries weights and vec steps between the stages by copies on their device."""
 
     ahead = 1  # rounds of a stage begun at once
+    all_here = True  # all stages are in this process
     coordinator: Coordinator
     spec: EnvSpec
 
@@ -83,7 +84,7 @@ class Threads:
             for name in stage.writes
         }
         self.inboxes: dict[str, Inbox[Transition]] = {stage: Inbox() for stage in STAGES}
-        # Rounds to make. None: for a learner the end, for the actor's thread a reason to look again.
+        # Rounds to make. None ends a learner's thread, and wakes up the actor's.
         self.queues: dict[str, SimpleQueue[Round | None]] = {s: SimpleQueue() for s in STAGES}
         self.rounds_with_updates = {"critic": 0, "policy": 0}
         self.eager = False  # nothing is compiled or recorded
@@ -157,7 +158,9 @@ class Threads:
         """One round in this thread, while all stages are idle."""
         synchronize(self.device)
         self._make(planned)
-        synchronize(self.device)  # the learners go on with what was written on this thread's stream
+        synchronize(
+            self.device
+        )  # the learners continue with what was written on this thread's stream
 
     def ask(self, stage: str, method: str, *arguments: Any) -> Any:
         """What a stage answers, while all are idle."""

@@ -12,14 +12,17 @@ import dataclasses
 import importlib
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 
 from fleetfoot.config import at_least, part
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Notice, UserError
+from fleetfoot.topologies.ray import local
 from fleetfoot.topologies.ray.workers import one_line
 
 GIB = 1024**3
@@ -36,6 +39,18 @@ class ClusterFields:
     max_restarts: int = 10
     """Workers that may die or fail before the run ends with an error. The count starts again at 0 when the learner is
     restarted or the run is resumed; losses of the learner itself are counted separately, to the same limit."""
+
+    def when_stored(self) -> Self:
+        """A stranger's run must not make this machine join a stranger's cluster."""
+        if not self.address:
+            return self
+        warnings.warn(
+            f"this run was made on the Ray cluster at {self.address:.80}; to join it again, repeat its address on the "
+            "command line",
+            Notice,
+            stacklevel=2,
+        )
+        return dataclasses.replace(self, address="")
 
 
 @part
@@ -82,10 +97,15 @@ def load_ray() -> Any:
 
 @contextmanager
 def cluster(
-    cfg: ClusterFields, *, cpus: float, gpus: float, here: tuple[float, float] = (0.0, 0.0)
+    cfg: ClusterFields,
+    *,
+    cpus: float,
+    gpus: float,
+    here: tuple[float, float] = (0.0, 0.0),
+    folder: Path | None = None,
 ) -> Iterator[Any]:
     """The module `ray`, connected. `cpus` and `gpus`: what all processes of the run ask for together; `here`: the part
-    of it that must be on this machine.
+    of it that must be on this machine; `folder`: of the run, for the message if Ray dies.
 
     A Ray started here offers exactly that many cores, however many the machine has, so four actors also run on two
     cores. A Ray that this program is already connected to is used and left running.
@@ -103,21 +123,25 @@ def cluster(
         if cfg.address:
             ray.init(cfg.address, **quiet)
         else:
-            ray.init(
-                "local",
-                _node_ip_address="127.0.0.1",
-                include_dashboard=False,
-                num_cpus=math.ceil(cpus),
-                num_gpus=math.ceil(gpus),
-                object_store_memory=int(cfg.object_store_gib * GIB),
-                **quiet,
-            )
+            with local.own_groups():
+                ray.init(
+                    "local",
+                    _node_ip_address="127.0.0.1",
+                    include_dashboard=False,
+                    num_cpus=math.ceil(cpus),
+                    num_gpus=math.ceil(gpus),
+                    object_store_memory=int(cfg.object_store_gib * GIB),
+                    **quiet,
+                )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"connect to Ray at {cfg.address}" if cfg.address else "start Ray"
         raise UserError(f"cannot {where}: {one_line(error)}") from error
+    if not cfg.address:
+        with local.watched(ray, folder):
+            yield ray
+        return
     try:
-        if cfg.address:
-            check_room(ray, cpus, gpus)
+        check_room(ray, cpus, gpus)
         yield ray
     finally:
         ray.shutdown()

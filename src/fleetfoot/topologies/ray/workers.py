@@ -173,7 +173,7 @@ class Workers:
 
 
 class RemoteEvaluator:
-    """Plays greedy episodes in its own process, while training goes on."""
+    """Plays greedy episodes in its own process, while training continues."""
 
     def __init__(self, packed: PackedRecipe):
         self.packed = packed

@@ -1,0 +1,39 @@
+"""A robot of one's own is learned: the wheel of the guide balances and rolls."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetfoot import recipes
+from fleetfoot.api import train
+from fleetfoot.evaluate import EvaluationConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.learning
+def test_the_wheel_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute on one core. Zero actions let it fall within a second."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "own_robot", raising=False)
+    own_robot = importlib.import_module("own_robot")
+    base = recipes.get("fast_td3/pendulum")
+    agent: Any = replace(base.agent, v_min=0.0, v_max=100.0)  # type: ignore[type-var]
+    recipe = replace(
+        base,
+        name="wheel",
+        env=own_robot.WheelConfig(),
+        agent=agent,
+        num_envs=64,
+        total_vec_steps=600,
+        evaluation=EvaluationConfig(every_vec_steps=600, episodes=16),
+    )
+    result = train(recipe, tmp_path / "run")
+    assert result.last_return is not None
+    assert result.last_return > 350.0

@@ -1,0 +1,89 @@
+"""Everything that reads a folder which may be damaged or a stranger's. A new reader is a line in `READERS`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleetfoot import api, checkpoint, train
+from fleetfoot.compare import runs as compared
+from fleetfoot.log import curve
+from fleetfoot.scale.table import read_table
+from fleetfoot.study.folder import open_study, read_study
+from support.runs import tensors
+from support.trust_recipes import tiny
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes a folder, and reads it: what it returns is compared with what it returns where nothing is damaged."""
+
+    make: Callable[[Path], Any]
+    read: Callable[[Path], Any]
+    files: str = "**/*"  # those that it reads, or might
+
+
+def digest(tree: Any) -> str:
+    """Of all tensors of a tree."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors(tree).items()):
+        found.update(
+            name.encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return found.hexdigest()
+
+
+def make_run(folder: Path) -> None:
+    train(tiny(), folder)
+
+
+def resumed(folder: Path) -> str:
+    """The weights after some more steps."""
+    api.resume(folder, total_vec_steps=24)
+    return digest(checkpoint.load(folder).state["agent"])
+
+
+def evaluated(folder: Path) -> list[float]:
+    returns: list[float] = api.evaluate_run(folder, episodes=1).returns.tolist()
+    return returns
+
+
+def loaded_policy(folder: Path) -> str:
+    return digest(api.load_policy(folder).policy.network.state_dict())
+
+
+def filmed(folder: Path) -> str:
+    return api.record_run(folder, seconds=0.2).name
+
+
+def plotted(folder: Path) -> None:
+    """Damaged lines of a log are left out, so its numbers may differ."""
+    compared.read(folder)
+    curve(folder)
+
+
+def make_study(folder: Path) -> None:
+    """What `fleetfoot scale` reads: a study with its runs, and a table of their evaluations."""
+    open_study(folder, {"a": tiny()}, seeds=2)
+    for seed in (0, 1):
+        train(tiny(seed=seed), folder / "runs" / "a" / f"seed-{seed}")
+    read_table(folder).write(folder / "table.csv")
+
+
+READERS = {
+    "resume": Reader(make_run, resumed),
+    "evaluate": Reader(make_run, evaluated),
+    "load_policy": Reader(make_run, loaded_policy),
+    "record": Reader(make_run, filmed),
+    "compare": Reader(make_run, plotted, "*.json*"),
+    "study": Reader(make_study, lambda folder: bool(read_study(folder)), "study.json"),
+    "scale": Reader(make_study, lambda folder: bool(read_table(folder)), "**/*.json*"),
+    "scale table": Reader(
+        make_study, lambda folder: bool(read_table(folder / "table.csv")), "*.csv"
+    ),
+}
