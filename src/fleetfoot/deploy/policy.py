@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fleetfoot.deploy.about import About, Array, read
+from fleetfoot.deploy.about import About, read
+from fleetfoot.deploy.fields import Array
 from fleetfoot.errors import UserError
 
 # How far an action in [-1, 1] may be from the recorded one: another processor adds in another order.

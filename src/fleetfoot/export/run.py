@@ -21,6 +21,7 @@ from fleetfoot import api, checkpoint
 from fleetfoot.data import Discrete, EnvSpec, Obs
 from fleetfoot.deploy import about as deploy_about
 from fleetfoot.deploy import onnx_file
+from fleetfoot.deploy.fields import encode
 from fleetfoot.deploy.policy import Policy, load
 from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.export import describe, graph
@@ -108,9 +109,7 @@ def package(
     some = _sure(live)
     some = some[np.linspace(0, len(some) - 1, rows).astype(np.int64)]
     about = described | {
-        "recorded": {
-            name: deploy_about.encode(values[some]) for name, values in (arrays | recorded).items()
-        },
+        "recorded": {name: encode(values[some]) for name, values in (arrays | recorded).items()},
         "graph_sha256": onnx_file.digest(onnx),
         "check": {},
     }

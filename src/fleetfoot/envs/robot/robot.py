@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from fleetfoot.envs.mujoco.physics import compile_spec, load_spec, without_textures
 from fleetfoot.envs.render import View, add_backdrop
+from fleetfoot.envs.robot.describe import describe
 from fleetfoot.errors import UserError
 
 Array = NDArray[np.float64]
@@ -122,40 +123,7 @@ class Built:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy on the real robot must know, as JSON values."""
-        model = self.model
-        force = np.where(
-            model.actuator_forcelimited.astype(bool), model.actuator_forcerange[:, 1], np.inf
-        )
-        joint = model.jnt_actfrcrange[[model.joint(name).id for name in self.names]][:, 1]
-        limited = model.jnt_actfrclimited[[model.joint(name).id for name in self.names]]
-        force = np.minimum(force, np.where(limited.astype(bool), joint, np.inf))
-        limited = model.jnt_limited[[model.joint(name).id for name in self.names]].astype(bool)
-        low, high = np.where(limited, [self.low, self.high], [[-np.inf], [np.inf]])
-        # What an actuator may be told: its own range and, where it is told a position, that of the joint.
-        told = model.actuator_ctrllimited.astype(bool)[:, None]
-        span = np.where(told, model.actuator_ctrlrange, [-np.inf, np.inf])
-        rows = zip(
-            self.names,
-            self.servo.tolist(),
-            self.pose.tolist(),
-            self.scale.tolist(),
-            self.offset.tolist(),
-            _or_none(low),
-            _or_none(high),
-            _or_none(np.maximum(span[:, 0], np.where(self.servo, low, -np.inf))),
-            _or_none(np.minimum(span[:, 1], np.where(self.servo, high, np.inf))),
-            np.where(self.servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
-            (model.dof_damping[self.v] - model.actuator_biasprm[:, 2]).tolist(),
-            _or_none(force),
-            strict=True,
-        )
-        keys = ("name", "servo", "standing", "action_scale", "action_offset", "low", "high")
-        keys += ("target_low", "target_high", "kp", "kd", "max_torque")
-        return {
-            "robot": self.robot.name,
-            "joints": [dict(zip(keys, row, strict=True)) for row in rows],
-            "standing_height": float(self.qpos[2]) if self.free else None,
-        }
+        return describe(self)
 
     def _standing(self) -> tuple[Array, Array]:
         """All coordinates of the standing pose, and those of the joints."""
@@ -170,11 +138,6 @@ class Built:
             )
         qpos = model.key_qpos[key].copy()
         return qpos, qpos[self.q]
-
-
-def _or_none(values: Array) -> list[float | None]:
-    """None where there is no limit."""
-    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _joints(model: mujoco.MjModel) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
