@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from fleetfoot.envs.mujoco.physics import compile_spec, load_spec, without_textures
 from fleetfoot.envs.render import View, add_backdrop
+from fleetfoot.envs.robot.describe import describe
 from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor
 from fleetfoot.errors import UserError
 
@@ -121,30 +122,7 @@ class Built:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy on the real robot must know, as JSON values."""
-        model = self.model
-        force = np.where(
-            model.actuator_forcelimited.astype(bool), model.actuator_forcerange[:, 1], np.inf
-        )
-        joint = model.jnt_actfrcrange[[model.joint(name).id for name in self.names]][:, 1]
-        limited = model.jnt_actfrclimited[[model.joint(name).id for name in self.names]]
-        force = np.minimum(force, np.where(limited.astype(bool), joint, np.inf))
-        rows = zip(
-            self.names,
-            self.pose.tolist(),
-            self.scale.tolist(),
-            self.low.tolist(),
-            self.high.tolist(),
-            model.actuator_gainprm[:, 0].tolist(),
-            (model.dof_damping[self.v] - model.actuator_biasprm[:, 2]).tolist(),
-            force.tolist(),
-            strict=True,
-        )
-        keys = ("name", "standing", "action_scale", "low", "high", "kp", "kd", "max_torque")
-        return {
-            "robot": self.robot.name,
-            "joints": [dict(zip(keys, row, strict=True)) for row in rows],
-            "standing_height": float(self.qpos[2]) if self.free else None,
-        }
+        return describe(self)
 
     def _standing(self) -> tuple[Array, Array]:
         """All coordinates of the standing pose, and those of the joints."""
