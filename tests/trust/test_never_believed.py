@@ -248,13 +248,8 @@ def test_tuples_are_checked(hidden: Any) -> None:
         from_json(tree)
 
 
-def test_a_message_cannot_command_the_terminal(run: Path) -> None:
-    table = {"part": "\x1b[2J\x07Evil", "name": "x"}
-    write_stored(run / "recipe.json", "recipe", table)
-    outcome = command(run.parent, "resume", str(run))
-    outcome.assert_clean(2)
-    assert "?[2J?Evil" in outcome.err
-    assert "\x1b" not in outcome.err
+def test_a_message_cannot_command_the_terminal() -> None:
+    assert str(UserError("task \x1b[2J\x07evil\u2028")) == "task ?[2J?evil?"
 
 
 # links, pipes and devices
