@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fleetfoot.errors import Notice, Program, UserError, nearest
+from fleetfoot.errors import Notice, Program, UserError, nearest, printable
 
 # command -> (module with `run(args, imports) -> exit code`, what it does)
 COMMANDS = {
@@ -160,7 +160,7 @@ def one_line(
 ) -> str:
     """A warning as it is printed. A notice is for the user, to whom its place in the source says nothing."""
     if issubclass(category, Notice):
-        return f"fleetfoot: {message}\n"
+        return f"fleetfoot: {printable(str(message))}\n"
     return PLAIN_FORMAT(message, category, filename, lineno, line)
 
 
