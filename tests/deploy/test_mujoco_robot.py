@@ -40,7 +40,7 @@ def exported(env: VecEnv, folder: Path, rows: int = 64) -> deploy.Policy:
     spec = env.spec
     policy = Plain(spec.obs_shape[0], spec.action.size)  # type: ignore[union-attr]
     stir(policy)
-    recipe = recipes.get("fast_td3/go1")
+    recipe = recipes.get("fast_sac/go1")
     return deploy.load(write(folder, packed(recipe, spec, policy, rows).files))
 
 

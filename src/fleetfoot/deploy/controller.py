@@ -209,8 +209,8 @@ class Controller:
         """The command, within the ranges that the policy was trained with."""
         if len(self.about.commands) != command.size:
             return command
-        low, high = zip(*self.about.commands.values(), strict=True)
-        return np.clip(command, np.float32(low), np.float32(high))
+        low, high = np.array([*self.about.commands.values()], np.float32).reshape(-1, 2).T
+        return np.clip(command, low, high)
 
     def _name_of(self, place: int) -> str:
         for term in self.terms:
