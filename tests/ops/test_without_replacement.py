@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetfoot.ops import without_replacement as wr
 from oracles.without_replacement import exact_gradient, set_probability, without
@@ -156,3 +158,26 @@ def test_gumbels_are_finite_at_both_ends() -> None:
     noise = wr.gumbels(uniform)
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.02)
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.05)
+
+
+class Called(TorchDispatchMode):
+    """The names of all operations inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_nothing_is_copied_from_the_host(k: int) -> None:
+    """A list as an index would be a tensor on the host: the GPU waits for it, and no CUDA graph can be recorded."""
+    with Called() as called:
+        wr.set_ratios(logits_of(4).log_softmax(-1), torch.arange(k))
+    assert "aten.logsumexp.default" in called.names
+    assert "aten.index.Tensor" not in called.names

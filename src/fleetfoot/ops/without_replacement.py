@@ -98,7 +98,8 @@ def _by_recursion(drawn: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for part in combinations(range(k), size):
             outside = [a for a in range(k) if a not in part]
             terms = [drawn[..., a] + log_g[tuple(sorted((*part, a)))] for a in outside]
-            left = torch.cat([drawn[..., outside], rest.unsqueeze(-1)], -1).logsumexp(-1)
+            # Column by column: a list as an index is a tensor on the host, and no recording may copy from there.
+            left = torch.stack([*(drawn[..., a] for a in outside), rest], -1).logsumexp(-1)
             log_g[part] = torch.stack(terms, -1).logsumexp(-1) - left
     one = torch.stack([log_g[(a,)] for a in range(k)], -1)
     pairs = [log_g[tuple(sorted({a, b}))] for a in range(k) for b in range(k)]
