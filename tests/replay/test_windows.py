@@ -8,6 +8,7 @@ from fleetfoot.data import Discrete, EnvSpec, Obs, Transition
 from fleetfoot.replay.windows import StoredWindows
 
 N, LINES, LENGTH = 3, 7, 3
+FALSE = torch.zeros(N, dtype=torch.bool)
 SPEC = EnvSpec("made up", N, (2,), Discrete(4), torch.device("cpu"))
 
 
@@ -58,6 +59,20 @@ def test_with_too_few_vec_steps_nothing_counts() -> None:
     assert not memory.draw(torch.rand(10), LENGTH).counts.any()
     memory.append(steps(1)[0])
     assert memory.draw(torch.rand(10), LENGTH).counts[0].all()
+
+
+def test_no_window_crosses_a_break() -> None:
+    memory = StoredWindows(SPEC, capacity=N * LINES)
+    memory.mark_break()  # nothing is stored yet
+    made = [step._replace(terminated=FALSE, truncated=FALSE) for step in steps(5)]
+    for number, step in enumerate(made):
+        memory.append(step)
+        if number == 1:
+            memory.mark_break()
+    rows = memory.draw(torch.linspace(0, 1 - 1e-6, 60), 2)
+    assert set(rows.obs[0, :, 0].tolist()) == {0.0, 1.0, 2.0}
+    assert torch.equal(rows.known[0], rows.obs[0, :, 0] != 1)
+    assert torch.equal(rows.counts[1], rows.obs[0, :, 0] != 1)
 
 
 def test_the_state_is_all_of_it() -> None:

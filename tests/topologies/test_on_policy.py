@@ -19,12 +19,14 @@ from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig, FromPolicyConfig
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.rollouts import RolloutConfig, Rollouts
+from fleetfoot.rollout import rollout
 from fleetfoot.run.build import build_parts
 from fleetfoot.topologies import synchronous as synchronous_module
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
@@ -32,6 +34,7 @@ from fleetfoot.topologies.multi_seed.loop import train_batched
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.runs import QUIET, agent_state, assert_same, interrupted_at, tensors
 
+CPU = torch.device("cpu")
 LINEAR = AdamConfig(lr=1e-3, lr_end=0.0, schedule="linear", max_grad_norm=0.5)
 
 
@@ -172,6 +175,24 @@ def test_a_rollout_that_is_lost_begins_anew() -> None:
     owed = [parts.pace.owed() for _ in range(20)]
     assert [i + 1 for i, updates in enumerate(owed) if updates] == [10, 20]
     assert parts.replay.size == 0
+    parts.close()
+
+
+@pytest.mark.parametrize("name", ["daa", "wmpg", "mac"])
+def test_what_an_agent_remembers_does_not_go_on_in_a_new_simulator(name: str) -> None:
+    """A world model would learn that robots jump."""
+    recipe = imagining("model_actions") if name == "daa" else recipes.get(f"{name}/cartpole")
+    parts = build_parts(replace(recipe, device="cpu", threads=1))
+    steps = rollout(
+        parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, StepTimer(CPU)
+    )
+    for _ in range(3):
+        parts.append(next(steps))
+    memory = parts.agent.memory  # type: ignore[attr-defined]
+    memory.ended.zero_()
+    state = parts.state_dict(with_replay=True) | {"env": None, "vec_steps": 3, "updates": 0}
+    parts.load_state_dict(state)
+    assert memory.ended.all(1).nonzero().flatten().tolist() == [2]
     parts.close()
 
 

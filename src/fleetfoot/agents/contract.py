@@ -4,8 +4,8 @@ required     `Agent`: two networks, `observe`, `update`, a counter and a state. 
 for speed    `compiled_methods` and `periods`, which say what may be compiled and what may be recorded as CUDA
              graphs. Without them an agent runs eagerly, and the learner says so in one line.
 offered      protocols with more methods, each of which one topology or feature needs: two learners, a parameter
-             server, initial priorities, diagnosis. A function `as_...` gives the agent back with that type, or
-             raises a `UserError` of one sentence.
+             server, initial priorities, diagnosis, a memory of its own. A function `as_...` gives the agent back
+             with that type, or raises a `UserError` of one sentence.
 known early  `Traits`, which a config states, because a topology must know them before an agent is built.
 
 Above 300 lines, most of them docstrings: whoever writes an agent finds everything that is asked of it in one file.
@@ -13,7 +13,7 @@ Above 300 lines, most of them docstrings: whoever writes an agent finds everythi
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,15 @@ class CanDiagnose(Agent, Protocol):
 
     def q(self, obs: Obs, action: Tensor) -> Tensor:
         """[B] what the targets take an action to be worth, in units of the environment's reward."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An agent that keeps what it observes, in order."""
+
+    def mark_break(self) -> None:
+        """The next transition does not follow from the last one, say because the simulator was started anew."""
         ...
 
 

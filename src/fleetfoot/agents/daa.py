@@ -199,6 +199,9 @@ class DAA(Stateful):
         if self.world_model is not None:
             self.world_model.observe(fresh.obs.actor, fresh.reward, fresh.next_obs.actor)
 
+    def mark_break(self) -> None:
+        self.memory.mark_break()
+
     def update(self, rollout: Rollout) -> UpdateResult:
         cfg = self.cfg
         count = rollout.reward.shape[0] * rollout.reward.shape[-1]

@@ -124,6 +124,9 @@ class MAC(Stateful):
         self.pending_norms.update(fresh.obs)  # the policy must not change while it collects
         self.memory.append(fresh)
 
+    def mark_break(self) -> None:
+        self.memory.mark_break()
+
     def update(self, rollout: Rollout) -> UpdateResult:
         metrics: dict[str, Tensor] = {}
         for _ in range(self.cfg.critic_steps):

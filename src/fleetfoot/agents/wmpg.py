@@ -230,6 +230,10 @@ class WMPG(Stateful):
             obs, next_obs = self.vectors(fresh.obs.actor), self.vectors(fresh.next_obs.actor)
             self.model.observe(obs, fresh.reward, next_obs)
 
+    def mark_break(self) -> None:
+        if self.memory is not None:
+            self.memory.mark_break()
+
     def update(self, rollout: Rollout) -> UpdateResult:
         cfg, shape = self.cfg, (rollout.reward.shape[0], rollout.reward.shape[-1])
         set_noise = self.noise.uniform(*shape, self.num_actions)

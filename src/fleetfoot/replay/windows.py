@@ -71,6 +71,13 @@ class StoredWindows(nn.Module):
             tensor.index_copy_(0, line, value.unsqueeze(0).to(tensor.dtype))
         self.count.add_(1)
 
+    @torch.no_grad()
+    def mark_break(self) -> None:
+        """The next vec step does not follow from the last one."""
+        self.ended[(self.count - 1) % self.lines] = (
+            True  # with nothing stored: a line that is written over
+        )
+
     def draw(self, uniform: Tensor, length: int) -> StoredRows:
         """A stretch of `length` transitions for each number [B] on [0, 1), all of them equally likely."""
         stored = self.count.clamp(max=self.lines)

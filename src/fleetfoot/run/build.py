@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fleetfoot.agents.contract import Agent, CanDiagnose, as_diagnosable
+from fleetfoot.agents.contract import Agent, CanDiagnose, Remembers, as_diagnosable
 from fleetfoot.checkpoint import check_collector_fits, check_counts
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv, closed_on_error
@@ -154,6 +154,8 @@ class Parts:
             self.obs = self.env.load_state_dict(state["env"])
         else:  # the simulator starts again: what follows does not continue what is stored
             self.replay.mark_break()
+            if isinstance(self.agent, Remembers):
+                self.agent.mark_break()
             self.episodes.restart()
             everywhere = torch.ones(self.share.num_envs, dtype=torch.bool, device=self.device)
             self.explorer.restart(everywhere)
