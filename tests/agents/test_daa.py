@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def normal(mean: Tensor, std: Tensor) -> Any:
     return torch.distributions.Normal(mean, std)
 
 
-def made(total_updates: int = 10, **changes: Any) -> DAA:
+def made(total_updates: int = 10, spec: EnvSpec = SPEC, **changes: Any) -> DAA:
     fields: dict[str, Any] = {
         "actions": 2,
         "horizon": 3,
@@ -54,7 +55,7 @@ def made(total_updates: int = 10, **changes: Any) -> DAA:
         "model": WorldModelConfig(net=NET),
     }
     cfg = DAAConfig(**(fields | changes))
-    return cfg.build(SPEC, gamma=0.9, total_updates=total_updates, seed=3, device=CPU)
+    return cfg.build(spec, gamma=0.9, total_updates=total_updates, seed=3, device=CPU)
 
 
 def rollout(steps: int = 5, seed: int = 0) -> Rollout:
@@ -75,7 +76,7 @@ def rollout(steps: int = 5, seed: int = 0) -> Rollout:
 
 
 def observe(agent: Any, data: Rollout) -> None:
-    never = torch.zeros(2, dtype=torch.bool)
+    never = torch.zeros(data.reward.shape[1], dtype=torch.bool)
     for t in range(len(data.reward)):
         obs, next_obs = (Obs(o.actor[t], o.actor[t]) for o in (data.obs, data.next_obs))
         agent.observe(Transition(obs, data.action[t], data.reward[t], never, never, next_obs, {}))
@@ -107,6 +108,23 @@ def test_without_extra_actions_it_is_ppo(changes: dict[str, Any]) -> None:
     theirs = ppo.networks.state_dict()
     for name, weight in daa.networks.state_dict().items():
         assert torch.equal(weight, theirs[name])
+
+
+def test_the_steps_of_all_ranks_count_before_the_model_begins() -> None:
+    """Rollouts of 5 x 2 rows on each of two ranks: 20 steps are those of the first update."""
+    agent = made(spec=replace(SPEC, num_envs=4), start_env_steps=20)
+    begun = []
+    for seed in range(3):
+        data = rollout(seed=seed)
+        twice = [torch.cat([data.obs.actor, data.obs.actor], 1)] * 2
+        everyone = Rollout(
+            Obs(*twice),
+            *(torch.cat([x, x], 1) for x in (data.action, data.reward, data.discount, data.ended)),
+            Obs(*twice),
+        )
+        observe(agent, everyone)
+        begun.append("imagined/actions" in agent.update(data).metrics)
+    assert begun == [False, True, True]
 
 
 def test_n_and_h_grow_as_published() -> None:

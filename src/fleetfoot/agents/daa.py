@@ -170,6 +170,7 @@ class DAA(Stateful):
     ):
         self.cfg, self.gamma, self.total_updates, self.updates = cfg, gamma, total_updates, 0
         self.action_size = flat_actions("DAA", spec)
+        self.num_envs = spec.num_envs  # of all ranks together; a rollout has those of one
         streams = random_streams(seed, 3, device)
         self.order_noise, self.model_noise, self.action_noise = streams
         self.norms = ObsNorms(spec, cfg.normalize_obs).to(device)
@@ -212,7 +213,7 @@ class DAA(Stateful):
             )
         targets, metrics = self.prepare(rollout)
         extra: Extra | None = None
-        since = self.updates - cfg.start_env_steps // count
+        since = self.updates - cfg.start_env_steps // (len(rollout.reward) * self.num_envs)
         if self.step_model is not None and since >= 0:
             metrics |= self.train_model(
                 self.step_model, cfg.model_steps if since else cfg.first_model_steps
