@@ -266,6 +266,20 @@ def test_the_precision_of_a_run_before_does_not_stay() -> None:
         torch.set_float32_matmul_precision(before)
 
 
+def test_a_function_stays_compiled_for_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives up after 8, in silence; DAA's loss has more."""
+    true = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, dynamic: true(f, dynamic=dynamic, backend="eager")
+    )
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.full_like(x, float(torch.compiler.is_compiling()))
+
+    compiled = Compiled(loss, "loss")
+    assert [compiled(torch.zeros(n)).mean().item() for n in range(2, 14)] == [1.0] * 12
+
+
 def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
 

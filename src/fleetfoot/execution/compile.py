@@ -15,6 +15,9 @@ from fleetfoot.errors import Notice
 Mode = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["float32", "tf32", "bf16"]
 Half = Literal["update", "update_critic", "update_policy"]
+# Shapes that one function may be compiled for. Torch stops at 8 and runs the next ones uncompiled; DAA's loss has one
+# for each number of imagined actions, and one without.
+MOST_SHAPES = 64
 
 
 def resolved(mode: Mode, device: torch.device) -> Mode:
@@ -66,6 +69,9 @@ class Compiled:
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.eager, self.name = function, name
+        torch._dynamo.config.recompile_limit = max(
+            torch._dynamo.config.recompile_limit, MOST_SHAPES
+        )
         self.function = torch.compile(function, dynamic=False)
 
     def __call__(self, *args: Any) -> Any:
