@@ -21,7 +21,7 @@ from fleetfoot import checkpoint, recipes
 from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution import Compiled
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
@@ -324,3 +324,23 @@ def test_simba_with_privileged_critics_and_tasks_learns_the_point_mass(tmp_path:
     first = train(replace(recipe, total_vec_steps=25), tmp_path / "untrained").last_return
     last = train(recipe, tmp_path / "run").last_return
     assert last > first + 0.5 * abs(first)
+
+
+def test_what_could_not_be_saved_is_not_called_saved(tmp_path: Path) -> None:
+    """Told to stop while an environment hangs, by a learner that has diverged."""
+    with open_run(small(), tmp_path / "run", None) as (journal, parts):
+        journal.updates = 1
+        next(parts.agent.policy.parameters()).data.fill_(float("nan"))
+        with (
+            pytest.raises(Halted, match=r"it hangs; its state was not saved \(.* is NaN"),
+            journal.rescuing(parts, lambda: True),
+        ):
+            raise Halted("it hangs")
+
+
+def test_told_to_stop_and_saved_a_hang_does_not_matter(tmp_path: Path) -> None:
+    with open_run(small(), tmp_path / "run", None) as (journal, parts):
+        journal.updates = 1
+        with journal.rescuing(parts, lambda: True):
+            raise Halted("it hangs")
+    assert checkpoint.load(tmp_path / "run").step == 0

@@ -258,20 +258,26 @@ class Journal:
         try:
             yield
         except Halted as error:
-            done = self._rescue(subject)
-            if not asked():  # else an environment hung when the run was told to stop
+            saved, done = self._rescue(subject)
+            # Told to stop, and saved: that an environment hung meanwhile does not matter.
+            if not (asked() and saved):
                 raise Halted(f"{str(error).rstrip('.')}; {done}.") from error
 
-    def _rescue(self, subject: Subject) -> str:
+    def _rescue(self, subject: Subject) -> tuple[bool, str]:
+        """Was the state saved? And what to say of it."""
         if self.ranks.world > 1:
-            return "the last checkpoint is kept"  # other ranks are elsewhere, and cannot save
+            return (
+                False,
+                "the last checkpoint is kept",
+            )  # other ranks are elsewhere, and cannot save
         if not self.updates:
-            return "nothing was learned yet"
+            return False, "nothing was learned yet"
         try:
             self.save_interrupted(subject)
         except UserError as error:
-            return f"its state was not saved ({error})"
-        return f"saved after {self.vec_steps:,} vec steps, fleetfoot resume {self.folder} goes on"
+            return False, f"its state was not saved ({error})"
+        steps = f"{self.vec_steps:,}"
+        return True, f"saved after {steps} vec steps, fleetfoot resume {self.folder} goes on"
 
     def state(self, subject: Subject, *, with_replay: bool) -> State:
         """The state of the whole run."""
