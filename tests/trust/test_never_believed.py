@@ -248,6 +248,10 @@ def test_tuples_are_checked(hidden: Any) -> None:
         from_json(tree)
 
 
+def test_a_message_cannot_command_the_terminal() -> None:
+    assert str(UserError("task \x1b[2J\x07evil\u2028")) == "task ?[2J?evil?"
+
+
 # links, pipes and devices
 
 
