@@ -16,8 +16,8 @@ from fleetfoot.recipe import Recipe
 
 def run_of(agent: str, seed: int, episodes: int, solved: bool = True) -> dict[str, Any]:
     steps = {"episodes": episodes, "env_steps": 10 * episodes, "seconds": 1.0}
-    curve = {"returns": [1.0, 2.0, 3.0], "ends": [1, 3, 6]}
-    return {"agent": agent, "seed": seed, "solved": solved, **steps, **curve}
+    curve = {"returns": [1.0, 2.0, 3.0], "env_steps": [1, 3, 6]}
+    return {"agent": agent, "seed": seed, "solved": solved, **steps, "curve": curve}
 
 
 def test_who_was_first() -> None:
@@ -44,8 +44,9 @@ def test_real_episodes_and_steps_are_counted() -> None:
     found = until_solved(short(), 475.0)
     assert not found["solved"]
     assert found["env_steps"] == 64 * 4
-    assert found["episodes"] == len(found["returns"]) == len(found["ends"]) > 4
-    assert sum(found["returns"]) <= found["env_steps"]  # one point for every step
+    returns, ends = found["curve"]["returns"], found["curve"]["env_steps"]
+    assert found["episodes"] == len(returns) == len(ends) > 4
+    assert sum(returns) <= found["env_steps"]  # one point for every step
     easy = until_solved(replace(short(), total_vec_steps=400), 1.0)
     assert easy["solved"]
     assert 20 <= easy["episodes"] < 24  # a mean of twenty; four may end in one step

@@ -132,7 +132,7 @@ def many_actions(
     """Gradient variance over the number of actions per state, then learning curves with and without imagined actions.
 
     :param counts: Actions per state, the executed one included.
-    :param seeds: Of the learning curves.
+    :param seeds: Of the learning curves; 0: no curves.
     :param runs: Folder of the runs; those that are there already are read, not trained again.
     :param pictures: Folder to draw pictures into (needs matplotlib).
     """
@@ -143,6 +143,8 @@ def many_actions(
     if pictures is not None:
         draw_variance(result["variance"], pictures / "daa-variance.png")
     yield result
+    if seeds == 0:
+        return
     curves: dict[str, list[dict[str, Any]]] = {}
     for name in ("daa/pendulum", "daa/pendulum-none"):
         folder = runs / name.replace("/", "-")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.speed.robot import bench_robot
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.robot import ConditionsConfig, RandomiseConfig, RobotConfig, RobotEnv
@@ -443,3 +444,12 @@ def test_films_fall_back_on_the_package_s_own_looks(
         model = GO1.pictured()
         assert model.nq == 19
         assert model.ngeom > GO1.build(0.004).model.ngeom
+
+
+def test_bench_measures_both() -> None:
+    *_, seen = bench_robot(("go1",), ("fast",), (2,), vec_steps=1, device="cpu")
+    (row,) = seen["milliseconds_per_vec_step"]
+    assert row["ratio"] == row["vec_step"] / row["physics"]
+    assert row["env_steps_per_second"] > 0
+    with pytest.raises(UserError, match="vec_steps"):
+        next(iter(bench_robot(vec_steps=0, device="cpu")))

@@ -22,6 +22,10 @@ COMMANDS = {
     "resume": ("fleetfoot.cli.resume", "go on with a stopped run: fleetfoot resume RUN"),
     "evaluate": ("fleetfoot.cli.evaluate", "measure a run's policy: fleetfoot evaluate RUN"),
     "record": ("fleetfoot.cli.record", "film a run's policy: fleetfoot record RUN"),
+    "export": (
+        "fleetfoot.cli.export",
+        "write a run's policy as ONNX, with all that a robot needs: fleetfoot export RUN",
+    ),
     "compare": (
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",

@@ -25,7 +25,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 def pendulum() -> Recipe:
     """The tensor pendulum on one core."""
-    net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
+    net = MLPConfig(hidden=(128, 128))
     return Recipe(
         name="ppo/pendulum",
         env=TensorConfig(task="pendulum"),
@@ -40,27 +40,30 @@ def pendulum() -> Recipe:
         explorer=FromPolicyConfig(),
         replay=RolloutConfig(length=64),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=640, episodes=32),
+        evaluation=EvaluationConfig(every_vec_steps=512, episodes=32),
         log=LogConfig(every_vec_steps=128),
         checkpoint=CheckpointConfig(every_vec_steps=1_280),
         num_envs=32,
-        total_vec_steps=6_400,
-        gamma=0.95,
+        total_vec_steps=4_096,
+        gamma=0.9,
     )
 
 
 def cartpole() -> Recipe:
     """The tensor cartpole on one core, with discrete actions."""
     base = pendulum()
+    net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
+    assert isinstance(base.agent, PPOConfig)
     return replace(
         base,
         name="ppo/cartpole",
+        agent=replace(base.agent, policy_net=net, critic_net=net),
         env=TensorConfig(task="cartpole"),
         replay=RolloutConfig(length=32),
         evaluation=EvaluationConfig(every_vec_steps=320, episodes=32),
         log=LogConfig(every_vec_steps=64),
         checkpoint=CheckpointConfig(every_vec_steps=1_280),
-        total_vec_steps=3_200,
+        total_vec_steps=1_600,
         gamma=0.99,
     )
 

@@ -74,9 +74,10 @@ def lunarlander() -> Recipe:
         env=GymConfig(id="LunarLander-v3"),
         agent=WMPGConfig(
             k=3,
+            horizon=5,
             use_real_for_executed=False,
             reward_scale=0.02,
-            trust_below=0.4,  # contacts of the two legs are hardly predictable
+            trust_below=0.5,  # contacts of the two legs are hardly predictable
             model_steps=20,
             model_memory=50_000,
             policy_net=net,
@@ -99,7 +100,7 @@ def lunarlander() -> Recipe:
 def ac_lunarlander() -> Recipe:
     base = lunarlander()
     assert isinstance(base.agent, WMPGConfig)
-    agent = replace(base.agent, estimator="reinforce", baseline="value")
+    agent = replace(base.agent, estimator="reinforce", baseline="value", horizon=10)
     return replace(base, name="ac/lunarlander", agent=agent)
 
 

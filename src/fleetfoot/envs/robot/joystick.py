@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -305,6 +305,27 @@ class Joystick(Task):
         cmd = self.spec.commands
         largest = {"forward": cmd.x, "sideways": cmd.y, "turning": cmd.yaw}
         return {name: (-most, most) for name, most in largest.items()}
+
+    def explain(self) -> dict[str, dict[str, Any]]:
+        """Late by one step: what moves on after the observation was made."""
+        told: dict[str, dict[str, Any]] = {
+            "joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()},
+            "last_action": {"source": "action", "late": 1},
+            "command": {"source": "command"},
+        }
+        if self.spec.gait is not None:
+            slow, fast = self.spec.gait.frequency
+            told["gait"] = {
+                "source": "gait",
+                "late": 1,
+                "gait": {
+                    "frequency": (slow + fast) / 2,
+                    "frequencies": [slow, fast],
+                    "start": self.phases.tolist(),
+                    "stands": self.spec.gait.stands,
+                },
+            }
+        return told
 
     def _new_command(self, draw: Draw, level: Tensor | float) -> Tensor:
         command = level * (2 * draw.uniform(3) - 1) * self.largest
