@@ -80,8 +80,11 @@ class Judge:
 
     def __init__(self, engine: CpuEngine, robot: Any, dt: float) -> None:
         self.engine, self.robot, self.dt = engine, robot, dt
-        self.device, self.control = engine.device, engine.control
         self.qpos, self.qvel, self.sensor = engine.qpos, engine.qvel, engine.sensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything but the physics is that of the environment's own engine."""
+        return getattr(self.engine, name)
 
     def start(self) -> None:
         """The robot begins where the environment begins."""
