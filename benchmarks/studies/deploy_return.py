@@ -44,7 +44,7 @@ def deploy_return(run: Path, episodes: int = 20, which: api.Which = "best") -> d
         "run": recipe.name,
         "episodes": episodes,
         "evaluate": wanted,
-        "evaluate_std": float(expected.std()),
+        "evaluate_std": float(expected.std()) if episodes > 1 else 0.0,
         "deploy": mean,
         "deploy_std": float(np.std(returns, ddof=1)) if episodes > 1 else 0.0,
         "difference": (mean - wanted) / abs(wanted),
