@@ -63,7 +63,7 @@ def episode(config: RobotConfig, policy: deploy.Policy, seed: int, key: Tensor) 
     assert isinstance(env.engine, CpuEngine)
     judge = Judge(env.engine, robot, env.dt)
     judge.start()
-    env.engine = judge  # type: ignore[assignment]
+    env.engine = judge
     _set_gait(env, policy.about)
     total = 0.0
     while True:
