@@ -43,6 +43,10 @@ BENCHMARKS = {
         "speed.robot:bench_robot",
         "robots: the vec step beside the bare physics, and recorded against eager",
     ),
+    "deploy": (
+        "speed.deploy:bench_deploy",
+        "an exported policy: one control step on one core, without torch",
+    ),
     "playground-check": (
         "speed.playground_check:check_playground",
         "Playground on a GPU: contract, zero copies, final observations",
@@ -63,6 +67,10 @@ BENCHMARKS = {
     "gorila-bundles": (
         "studies.gorila_bundles:gorila_bundles",
         "Gorila: 1 to 4 bundles at equal work of each",
+    ),
+    "deploy-return": (
+        "studies.deploy_return:deploy_return",
+        "an exported robot in plain MuJoCo under the deploy loop, beside evaluate",
     ),
     "wmpg": ("studies.wmpg:wmpg", "WMPG beside AC and MAC: real episodes until solved"),
     "wmpg-variance": (

@@ -19,8 +19,8 @@ from torch import Tensor
 from fleetfoot import UserError, part, recipes, train
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.check import check_env
+from fleetfoot.envs.counter import env_keys, uniforms
 from fleetfoot.envs.gym import GymConfig
-from fleetfoot.envs.tensor import env_keys, uniforms
 
 
 class Reach(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):

@@ -62,7 +62,8 @@ class Roll(Task):
 
     def reward(self, now, terminated):
         error = now.qvel[:, X] - now.state["command"][:, 0]
-        return {"speed": 1.0 - error.abs(), "effort": -0.01 * now.action.square().sum(1)}
+        effort = now.action.square().sum(1)
+        return {"speed": torch.exp(-4 * error.square()), "effort": -0.01 * effort}
 
 
 @part

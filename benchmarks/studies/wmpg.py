@@ -8,7 +8,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fleetfoot import recipes
 from fleetfoot.config import dumps
 from fleetfoot.data import Transition
 from fleetfoot.errors import UserError, writing
+from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Parts, build_parts
@@ -117,16 +117,14 @@ def until_solved(recipe: Recipe, solved: float) -> dict[str, Any]:
         "imagination_trusted": round(statistics.mean(trusted), 3) if trusted else None,
         "seconds": round(time.perf_counter() - begun, 1),
         "recipe": json.loads(dumps(recipe)),
-        "returns": [round(value, 1) for value in returns],
-        "ends": ends,
+        "curve": {"returns": [round(value, 1) for value in returns], "env_steps": ends},
     }
 
 
 def training(parts: Parts) -> Iterator[tuple[Transition, dict[str, Tensor]]]:
     """Vec steps, with the metrics of the update that followed each, if one did."""
-    steps = rollout(
-        parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, lambda _: nullcontext()
-    )
+    timer = StepTimer(parts.device)
+    steps = rollout(parts.env.step, parts.agent.behaviour, parts.explorer, parts.obs, timer)
     for fresh in steps:
         parts.append(fresh)
         metrics: dict[str, Tensor] = {}
@@ -189,13 +187,13 @@ def draw(runs: list[dict[str, Any]], agents: tuple[str, ...], solved: float, pla
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
     for colour, agent in zip(("C0", "C1", "C2", "C3"), agents, strict=False):
         for number, run in enumerate(run for run in runs if run["agent"] == agent):
-            returns = run["returns"]
+            returns, ends = run["curve"]["returns"], run["curve"]["env_steps"]
             means = [
                 statistics.mean(returns[max(0, i - WINDOW + 1) : i + 1])
                 for i in range(len(returns))
             ]
             label = agent.upper() if number == 0 else None
-            for panel, x in zip(panels, (range(1, len(returns) + 1), run["ends"]), strict=True):
+            for panel, x in zip(panels, (range(1, len(returns) + 1), ends), strict=True):
                 panel.plot(list(x), means, color=colour, lw=1.0, alpha=0.7, label=label)
     for panel, name in zip(panels, ("real episodes", "real steps"), strict=True):
         panel.axhline(solved, color="0.6", lw=0.8, ls="--")

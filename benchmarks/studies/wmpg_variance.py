@@ -40,7 +40,7 @@ class Simulator(nn.Module):
 
 
 def wmpg_variance(
-    updates: int = 12, states: int = 64, replicas: int = 2_000, seed: int = 0
+    updates: int = 12, states: int = 64, replicas: int = 1_000, seed: int = 0
 ) -> dict[str, Any]:
     """Total variance of the gradient of a partly trained policy, and whether all estimators have the same mean.
 

@@ -24,6 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 if TYPE_CHECKING:
     from fleetfoot import recipes
     from fleetfoot.api import evaluate_run, load_policy, record_run, resume, train
+    from fleetfoot.export import export_run
     from fleetfoot.recipe import Recipe, Result
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "UserError",
     "__version__",
     "evaluate_run",
+    "export_run",
     "load_policy",
     "part",
     "recipes",
@@ -46,6 +48,7 @@ _HOME = {
     "Recipe": "fleetfoot.recipe",
     "Result": "fleetfoot.recipe",
     "evaluate_run": "fleetfoot.api",
+    "export_run": "fleetfoot.export",
     "load_policy": "fleetfoot.api",
     "record_run": "fleetfoot.api",
     "resume": "fleetfoot.api",

@@ -7,8 +7,9 @@ an *update* is one call of `Agent.update`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,6 +60,9 @@ class EnvSpec:
     )
     any_stream: bool = True  # on a GPU: False where only the default stream is safe to step on
     step_seconds: float = 0.05  # simulated time of one step, for video
+    # What whoever runs the policy elsewhere must know, as far as the adapter can tell: joints, gains, limits, units,
+    # control rate (docs/guides/deploy.md). JSON values, for the exported file; no algorithm reads them.
+    description: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
 
 class Obs(NamedTuple):

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """Without control characters: a message may quote a stranger's file, and a terminal would obey them."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 class UserError(Exception):
     """Something the user can put right. The command line prints it as one line and exits with code 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class Halted(UserError):  # noqa: N818

@@ -16,7 +16,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 TICK = 0.25  # seconds between two looks at the calls
 GRACE = 10.0  # seconds that a call which is interrupted has to end
 AT_ONCE = 1.0  # seconds that a step has to end after Ctrl-C
+CLOSING = 30.0  # seconds that environments have to close
 
 
 def build_env(
@@ -62,6 +64,10 @@ class Call:
     name: str
     deadline: float
     code: int = 2  # with which the program ends where the call cannot be interrupted
+    begun: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
 
 
 class Watch:
@@ -70,6 +76,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}  # by thread
+        self.abandoned = False  # a thread hangs for ever, and Python would wait for it at its end
         self.watching: int | None = (
             None  # the process whose calls are watched: a fork has no thread
         )
@@ -88,6 +95,21 @@ class Watch:
                 self.calls.pop(thread, None)
             else:
                 self.calls[thread] = outer
+
+    def wait_for(self, coming: Future[T]) -> T:
+        """The result of a call in another thread. If that thread hangs in an environment it is left there, and the
+        caller gets a `Halted`."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return coming.result(TICK)
+            if coming.done():
+                return coming.result()
+            here = threading.get_ident()
+            for thread, call in list(self.calls.items()):
+                if thread != here and call.deadline <= time.monotonic():
+                    self.calls.pop(thread, None)
+                    self.abandoned = True
+                    raise Halted(f"{call.name} has not answered for {call.seconds():.0f} s")
 
     def hurry(self) -> None:
         """Ctrl-C was pressed: what does not return soon hangs."""
@@ -120,7 +142,7 @@ class Watch:
                     with contextlib.suppress(OSError, ValueError):
                         if signal.getsignal(signal.SIGALRM) == self._interrupt:
                             signal.pthread_kill(thread, signal.SIGALRM)
-                if late > GRACE or thread != threading.main_thread().ident:
+                if late > GRACE:
                     self._give_up(call)
 
     def _give_up(self, call: Call) -> None:
@@ -174,7 +196,7 @@ class Guarded:
     def close(self) -> None:
         """What fails now is too late to matter: the run is over, and saved."""
         try:
-            with WATCH.limit(self.spec.name, self.timeout):
+            with WATCH.limit(self.spec.name, min(self.timeout, CLOSING)):
                 self.env.close()
         except (Exception, SystemExit, Hung) as error:
             warnings.warn(
@@ -190,7 +212,7 @@ class Guarded:
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         begun = time.monotonic()
         try:
-            with WATCH.limit(self.spec.name, self.timeout):
+            with WATCH.limit(f"{self.spec.name} (seed {self.seed})", self.timeout):
                 return method(*arguments)
         except (UserError, KeyboardInterrupt):
             raise

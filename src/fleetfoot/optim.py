@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
-from fleetfoot.ops.optimizers import PlainSGD, RootScaled
+from fleetfoot.ops.optimizers import PlainSGD, RootScaled, with_adam_state
 
 
 class Stepper(Protocol):
@@ -115,7 +115,7 @@ class AdamWConfig(_Adam):
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         options = self.options(lr) | {"weight_decay": self.weight_decay}
-        return with_state(torch.optim.AdamW(parameters, **options))
+        return with_adam_state(torch.optim.AdamW(parameters, **options))
 
 
 @part
@@ -126,21 +126,7 @@ class AdamConfig(_Adam):
     """Learning rate."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
-        return with_state(torch.optim.Adam(parameters, **self.options(lr)))
-
-
-def with_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimiser with the state that torch makes at its first step, so that it can be saved, shared and
-    restarted before.
-    """
-    for group in adam.param_groups:
-        for parameter in group["params"]:
-            adam.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-    return adam
+        return with_adam_state(torch.optim.Adam(parameters, **self.options(lr)))
 
 
 @part

@@ -340,7 +340,8 @@ def catching(**changes: Any) -> Recipe:
         world_model=WorldModelConfig(reward_values=(-1.0, 0.0, 1.0), net=NET),
         latent=AutoencoderConfig(size=6, cnn=cnn),
     )
-    return small(**({"env": TensorConfig(task="catch"), "agent": agent} | changes))
+    fields: dict[str, Any] = {"env": TensorConfig(task="catch"), "agent": agent}
+    return small(**(fields | changes))
 
 
 def test_pictures_learn_and_resume_exactly(tmp_path: Path) -> None:
@@ -384,3 +385,16 @@ def test_pictures_need_a_latent_and_vectors_have_none() -> None:
         agent_of(pictures)
     with pytest.raises(UserError, match=r"agent\.latent"):
         agent_of(latent=AutoencoderConfig())
+
+
+def test_what_is_compiled_is_one_graph() -> None:
+    agent, rollout = agent_of(baseline="informed"), rollout_of(5)
+    feed(agent, rollout)
+    noise = noise_for(agent, 5)
+    plain, _ = agent.targets(rollout, *noise)
+    traced, _ = torch.compile(agent.targets, backend="aot_eager", fullgraph=True)(rollout, *noise)
+    for a, b in zip(plain, traced, strict=True):
+        torch.testing.assert_close(a, b)
+    uniform = torch.rand(4, generator=torch.Generator().manual_seed(0))
+    loss = torch.compile(agent.model_loss, backend="aot_eager", fullgraph=True)(uniform)
+    torch.testing.assert_close(loss.loss, agent.model_loss(uniform).loss)

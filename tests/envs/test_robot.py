@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.speed.robot import bench_robot
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.robot import ConditionsConfig, RandomiseConfig, RobotConfig, RobotEnv
@@ -107,6 +108,22 @@ def test_zero_actions_hold_the_standing_pose(robot: str) -> None:
     aim = env._offset + torch.zeros(4, env.built.num_joints)
     assert not step.terminated.any()
     assert (env.engine.control == aim).all()
+
+
+@pytest.mark.parametrize("robot", ["go1", "t1"])
+def test_rough_ground(robot: str) -> None:
+    """Robots stand on plates of different heights, and their feet feel it."""
+    env = build(16, robot=robot, ground="rough", conditions=ConditionsConfig(noise=0.0))
+    env.reset()
+    for _ in range(15):
+        env.step(torch.zeros(16, env.built.num_joints))
+    contact = env.engine.sensor[:, env.built.sensors["foot_contact"]] > 0
+    height = env.engine.sensor[:, env.built.sensors["foot_pos"]][:, 2::3]
+    assert contact.any(1).float().mean() > 0.5
+    lowest = height.masked_fill(~contact, 1.0).amin(1)[contact.any(1)]
+    assert lowest.max() - lowest.min() > 0.005
+    with pytest.raises(UserError, match="rough ground needs a floor that collides"):
+        build(1, robot="g1", ground="rough")
 
 
 def test_randomised_robots_depend_on_their_own_seed_alone() -> None:
@@ -427,3 +444,12 @@ def test_films_fall_back_on_the_package_s_own_looks(
         model = GO1.pictured()
         assert model.nq == 19
         assert model.ngeom > GO1.build(0.004).model.ngeom
+
+
+def test_bench_measures_both() -> None:
+    *_, seen = bench_robot(("go1",), ("fast",), (2,), vec_steps=1, device="cpu")
+    (row,) = seen["milliseconds_per_vec_step"]
+    assert row["ratio"] == row["vec_step"] / row["physics"]
+    assert row["env_steps_per_second"] > 0
+    with pytest.raises(UserError, match="vec_steps"):
+        next(iter(bench_robot(vec_steps=0, device="cpu")))

@@ -1,4 +1,4 @@
-"""A robot of one's own is learned: the wheel of the guide balances and rolls."""
+"""A robot of one's own is learned: the wheel of the guide stays upright ten times as long."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.learning
 def test_the_wheel_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a minute on one core. Zero actions let it fall within a second, for a return of about 30."""
+    """A quarter of a minute on one core. Zero actions let it fall within a second, for a return of 16."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, "own_robot", raising=False)
     own_robot = importlib.import_module("own_robot")
     base = recipes.get("fast_td3/pendulum")
-    agent: Any = replace(base.agent, v_min=-20.0, v_max=100.0)  # type: ignore[type-var]
+    agent: Any = replace(base.agent, v_min=0.0, v_max=100.0)  # type: ignore[type-var]
     recipe = replace(
         base,
         name="wheel",
         env=own_robot.WheelConfig(),
         agent=agent,
         num_envs=64,
+        threads=1,
         total_vec_steps=600,
         evaluation=EvaluationConfig(every_vec_steps=600, episodes=16),
     )
     result = train(recipe, tmp_path / "run")
     assert result.last_return is not None
-    assert result.last_return > 350.0
+    assert result.last_return > 100.0

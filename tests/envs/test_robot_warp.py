@@ -6,7 +6,10 @@ Slow: the first run compiles Warp's kernels, which takes minutes on a CPU; they 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,3 +160,16 @@ def test_states_of_one_engine_are_not_those_of_the_other() -> None:
         warp.load_state_dict(cpu.state_dict())
     with pytest.raises(UserError, match="engine 'warp'"):
         cpu.load_state_dict(warp.state_dict())
+
+
+def test_the_robot_of_the_guide_in_both_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but `engine` changes."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    monkeypatch.delitem(sys.modules, "own_robot", raising=False)
+    wheel = importlib.import_module("own_robot").WheelConfig
+    cpu, warp = (wheel(engine=engine).build(4, 0, CPU) for engine in ("cpu", "warp"))
+    assert torch.equal(cpu.reset().actor, warp.reset().actor)
+    for action in actions(cpu, 10):
+        one, other = cpu.step(action), warp.step(action)
+    torch.testing.assert_close(one.next_obs.actor, other.next_obs.actor, rtol=0, atol=1e-2)
+    torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-2)

@@ -13,6 +13,7 @@ from fleetfoot.envs.tensor import CartPole
 from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.world_model import (
+    OpenLoop,
     Prediction,
     Windows,
     WorldModel,
@@ -58,6 +59,33 @@ def test_few_rewards_are_classes() -> None:
     assert float(model._reward_loss(out, torch.tensor([-1.0]))) == pytest.approx(float(-p[0].log()))
     with pytest.raises(UserError, match="reward_values"):
         WorldModelConfig(reward_values=(1.0,))
+
+
+def test_squashed_rewards() -> None:
+    model = small_model(squash_reward=True)
+    reward = torch.tensor([-100.0, 0.0, 0.5])
+    squashed = reward.sign() * (1 + reward.abs()).log()
+    out = model.reward_norm(squashed).unsqueeze(-1)  # what the network should say
+    torch.testing.assert_close(model._reward(out), reward, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model._reward_loss(out, reward), torch.zeros(3))
+    with pytest.raises(UserError, match="squash_reward"):
+        WorldModelConfig(squash_reward=True, reward_values=(0.0, 1.0))
+
+
+def test_large_errors_count_linearly() -> None:
+    model, error = small_model(linear_beyond=2.0), torch.tensor([0.5, -2.0, 5.0])
+    assert float(model._obs_loss(error)) == pytest.approx((0.25 + 4.0 + 2.0 * (10.0 - 2.0)) / 3)
+    with pytest.raises(UserError, match="linear_beyond"):
+        WorldModelConfig(linear_beyond=0.0)
+
+
+def test_open_loop_by_hand() -> None:
+    """Of three numbers one is predicted, one is not, and one does not move."""
+    squares = torch.tensor([[0.0, 0.5, 1e-4], [0.0, 0.9, 1e-4]])
+    unchanged = torch.tensor([[0.3, 0.5, 0.0], [0.6, 0.7, 0.0]])
+    found = OpenLoop(squares, unchanged)
+    assert found.error.tolist() == pytest.approx([(0.5001 / 3) ** 0.5, (0.9001 / 3) ** 0.5])
+    assert float(found.unexplained) == pytest.approx((0.0 + 1.0 + 0.1) / 3)
 
 
 def test_loss_by_hand() -> None:
@@ -145,7 +173,7 @@ def test_it_learns_the_cartpole(predict: Any) -> None:
         batch = Windows(data.obs[rows], *(column[:, rows] for column in data[1:]))
         step(model.loss(batch).loss)
     trained = model.open_loop(fresh)
-    assert trained.unexplained < (0.01 if predict == "delta" else 0.25)
+    assert trained.unexplained < (0.02 if predict == "delta" else 0.5)
     assert trained.error[0] < trained.error[-1] < untrained.error[-1]
     with torch.no_grad():
         continues = model(fresh.obs, fresh.action[0]).continues

@@ -13,6 +13,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.synchronous import SynchronousConfig
 from support import misbehaving
 from support.crashing import CrashingConfig
 from support.gorila import small as small_gorila
@@ -65,6 +66,10 @@ def talking() -> Recipe:
 
 def hanging() -> Recipe:
     return endless(env=GymConfig(id=misbehaving.ID, kwargs={"how": "sleep"}), log=EVERY_STEP)
+
+
+def hanging_overlapped() -> Recipe:
+    return replace(hanging(), topology=SynchronousConfig(overlap=True))
 
 
 def hanging_asynchronous() -> Recipe:

@@ -154,9 +154,13 @@ class Greedy(nn.Module):
         super().__init__()
         self.q_values = q_values
 
-    def forward(self, obs: Obs) -> Tensor:
+    def scores(self, obs: Obs) -> Tensor:
+        """[B, num_actions]: the action is the one with the largest."""
         q: Tensor = self.q_values(obs)
-        return q.argmax(-1)
+        return q
+
+    def forward(self, obs: Obs) -> Tensor:
+        return self.scores(obs).argmax(-1)
 
 
 class InitialPriority(nn.Module):

@@ -34,7 +34,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
 from fleetfoot.nn.stochastic import CategoricalPolicy, DrawnAction, GreedyAction
 from fleetfoot.ops.polyak import polyak_, target_copy
-from fleetfoot.optim import AdamConfig
+from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
 from fleetfoot.rng import RandomStream, seeded_init
 
@@ -61,8 +61,8 @@ class MACConfig:
     """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(64,))
     """Network of the critic, with one output for each action."""
-    policy_optim: AdamConfig = AdamConfig(lr=5e-3)
-    critic_optim: AdamConfig = AdamConfig(lr=1e-2)
+    policy_optim: OptimConfig = AdamConfig(lr=5e-3)
+    critic_optim: OptimConfig = AdamConfig(lr=1e-2)
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device

@@ -64,7 +64,7 @@ from fleetfoot.nn.world_model import (
 from fleetfoot.ops.gae import gae
 from fleetfoot.ops.horizon import horizon_returns
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
-from fleetfoot.optim import AdamConfig
+from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
 from fleetfoot.rng import RandomStream, seeded_init
 
@@ -115,9 +115,9 @@ class WMPGConfig:
     """The world model; what is imagined is imagined by it."""
     latent: AutoencoderConfig | None = None
     """For pictures: the autoencoder whose latent vectors everything else reads. None: observations are vectors."""
-    policy_optim: AdamConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
-    critic_optim: AdamConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
-    model_optim: AdamConfig = AdamConfig(lr=1e-3)
+    policy_optim: OptimConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
+    critic_optim: OptimConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
+    model_optim: OptimConfig = AdamConfig(lr=1e-3)
 
     def imagines(self) -> bool:
         """Is there anything to imagine?"""
@@ -203,11 +203,9 @@ class WMPG(Stateful):
         self.pending_norms = ObsNorms(spec, normalize).to(device)
         with seeded_init(seed):
             self.autoencoder = cfg.latent.build(spec.obs_shape).to(device) if cfg.latent else None
-            encoder = (
-                self.norms.encoder("actor", None, clamp=10.0)
-                if self.autoencoder is None
-                else LatentEncoder(self.autoencoder)
-            )
+            encoder = self.norms.encoder("actor", None, clamp=10.0)
+            if self.autoencoder is not None:
+                encoder = LatentEncoder(self.autoencoder)
             self.actor = CategoricalPolicy(
                 encoder, cfg.policy_net, self.num_actions, head_gain=0.01
             ).to(device)
@@ -335,7 +333,8 @@ class WMPG(Stateful):
             self.value,
             horizon=self.cfg.horizon,
             gamma=self.gamma,
-        ).unflatten(1, (rows, paths, choices))  # [H, R, M, C]
+        )
+        found = found.view(-1, rows, paths, choices)  # [H, R, M, C]
         after = (steps - 1).view(1, rows, 1, 1).expand(1, rows, paths, choices)
         return found.gather(0, after).squeeze(0).mean(1)
 
@@ -346,9 +345,9 @@ class WMPG(Stateful):
         assert self.model is not None
         shape = rollout.reward.shape
         windows = windows_of(
-            obs.unflatten(0, shape),
+            obs.view(*shape, -1),
             self.one_hot(rollout.action),
-            next_obs.unflatten(0, shape),
+            next_obs.view(*shape, -1),
             rollout.reward,
             rollout.discount == 0.0,
             rollout.ended,
@@ -384,7 +383,7 @@ class WMPG(Stateful):
         if self.autoencoder is not None:
             losses.append(self.autoencoder.loss(rows.obs[0]))
         if self.model is not None:
-            obs = self.vectors(rows.obs.flatten(0, 1)).unflatten(0, rows.obs.shape[:2])
+            obs = self.vectors(rows.obs.flatten(0, 1)).view(*rows.obs.shape[:2], -1)
             action = self.one_hot(rows.action)
             rest = rows.reward, rows.terminated, rows.counts, rows.known
             losses.append(self.model.loss(Windows(obs[0], action, obs[1:], *rest)))

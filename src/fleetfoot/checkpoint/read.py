@@ -169,23 +169,19 @@ def _read(folder: Path, with_replay: bool, rank: int = 0) -> Loaded:
     body = _about(folder)
     files, trees = body["files"], body["trees"]
     state = _read_tree(folder / "state.safetensors", files, trees["state"])
-    own = f"rank-{rank}"
-    if own in trees:
-        state |= _read_dict(folder / f"{own}.safetensors", files, trees[own])
+    rank_tree = f"rank-{rank}"
+    if rank_tree in trees:
+        of_rank = _read_tree(folder / f"{rank_tree}.safetensors", files, trees[rank_tree])
+        if not isinstance(of_rank, dict):
+            raise UserError(f"{folder / 'state.json'} does not describe a fleetfoot checkpoint")
+        state |= of_rank
         if not with_replay:
             state.pop("replay", None)
     elif with_replay and "replay" in trees:
-        state["replay"] = _read_dict(folder / "replay.safetensors", files, trees["replay"])
+        state["replay"] = _read_tree(folder / "replay.safetensors", files, trees["replay"])
     if not all(isinstance(key, str) for key in state):
         raise UserError(f"{folder / 'state.json'} does not describe a fleetfoot checkpoint")
     return Loaded(state, body["recipe"], body["step"], body["score"], folder)
-
-
-def _read_dict(path: Path, files: dict[str, Json], tree: Json) -> dict[str, Any]:
-    value = _read_tree(path, files, tree)
-    if not isinstance(value, dict):
-        raise UserError(f"{path.parent / 'state.json'} does not describe {path.name}")
-    return value
 
 
 def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:

@@ -135,6 +135,7 @@ def extras() -> list[Finding]:
         ("Weights & Biases", "wandb", "wandb"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
+        ("export", "onnxscript", "export"),
         ("comparisons", "rliable", "compare"),
         ("scaling laws", "scikit-learn", "scale"),
         ("bench peers", "stable-baselines3", "bench"),

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fleetfoot.errors import Notice, Program, UserError, nearest
+from fleetfoot.errors import Notice, Program, UserError, nearest, printable
 
 # command -> (module with `run(args, imports) -> exit code`, what it does)
 COMMANDS = {
@@ -22,6 +22,10 @@ COMMANDS = {
     "resume": ("fleetfoot.cli.resume", "go on with a stopped run: fleetfoot resume RUN"),
     "evaluate": ("fleetfoot.cli.evaluate", "measure a run's policy: fleetfoot evaluate RUN"),
     "record": ("fleetfoot.cli.record", "film a run's policy: fleetfoot record RUN"),
+    "export": (
+        "fleetfoot.cli.export",
+        "write a run's policy as ONNX, with all that a robot needs: fleetfoot export RUN",
+    ),
     "compare": (
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
@@ -62,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 code = code if saved else 2
     finally:
         Program.is_ours = False
+    guard = sys.modules.get("fleetfoot.guard")
+    if guard is not None and guard.WATCH.abandoned:
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -152,7 +160,7 @@ def one_line(
 ) -> str:
     """A warning as it is printed. A notice is for the user, to whom its place in the source says nothing."""
     if issubclass(category, Notice):
-        return f"fleetfoot: {message}\n"
+        return f"fleetfoot: {printable(str(message))}\n"
     return PLAIN_FORMAT(message, category, filename, lineno, line)
 
 

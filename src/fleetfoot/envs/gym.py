@@ -81,6 +81,7 @@ class GymEnv(HostEnv):
             device=device,
             episode_length=probe.spec.max_episode_steps if probe.spec else None,
             step_seconds=1.0 / fps,
+            description=self.actions.describe(),
         )
         probe.close()
         mode = "rgb_array" if drawable else None
@@ -154,10 +155,11 @@ class GymEnv(HostEnv):
         except Hung as error:
             self.broken = True
             pipes = enumerate(getattr(self.envs, "parent_pipes", []))
-            index = next((i for i, pipe in pipes if not pipe.poll(0)), None)
-            if index is None:
+            waiting = [i for i, pipe in pipes if not pipe.poll(0)]
+            if not waiting:
                 raise
-            raise EnvFault(silent(begun), index=index, seed=self.seeds[index]) from error
+            seed = self.seeds[waiting[0]]
+            raise EnvFault(silent(begun), index=waiting[0], seed=seed) from error
 
     def _info(self, info: dict[str, Any]) -> dict[str, Tensor]:
         """Each copy tells of the step that was made; of a restart nothing is told (`Copy`)."""
@@ -253,3 +255,13 @@ class ActionMap:
             rows = np.clip(low + (rows + 1) * 0.5 * (high - low), low, high)
             rows = rows.astype(self.space.dtype)
         return rows
+
+    def describe(self) -> dict[str, Any]:
+        """How an action in [-1, 1] becomes the task's own."""
+        if not isinstance(self.space, spaces.Box):
+            return {}
+        low, high = (
+            bound.astype(np.float64).reshape(-1) for bound in (self.space.low, self.space.high)
+        )
+        middle, half = (low + high) / 2, (high - low) / 2
+        return {"action": {"offset": middle.tolist(), "scale": half.tolist()}}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Loss, Obs
 from fleetfoot.nn.cnn import NatureCNNConfig
+from fleetfoot.nn.encode import Encoder
 from fleetfoot.nn.normalize import RunningNorm
 
 
@@ -101,27 +102,25 @@ class Autoencoder(nn.Module):
         )
 
     def _standardised(self, pictures: Tensor) -> Tensor:
-        return self.pixels(pictures.float() / 255.0)
+        pixels: Tensor = self.pixels(pictures.float() / 255.0)
+        return pixels
 
     def _encode(self, pixels: Tensor) -> Tensor:
         features: Tensor = self.to_latent(self.convolutions(pixels).flatten(1))
         return F.layer_norm(features.float(), (self.size,))
 
 
-class LatentEncoder(nn.Module):
+class LatentEncoder(Encoder):
     """Obs -> features [B, size]: pictures (bytes) become latent vectors, and latent vectors stay as they are.
 
     No gradient flows into the autoencoder: it learns from pictures, and not from rewards.
     """
 
     def __init__(self, autoencoder: Autoencoder):
-        super().__init__()
-        self.autoencoder, self.size = autoencoder, autoencoder.size
+        nn.Module.__init__(self)  # nothing to normalise, and no tasks
+        self.autoencoder, self.size, self.embed = autoencoder, autoencoder.size, None
 
     def forward(self, obs: Obs) -> Tensor:
         if obs.actor.dtype == torch.uint8:
             return self.autoencoder.encode(obs.actor).detach()
         return obs.actor
-
-    def constrain_(self) -> None:
-        """Nothing here is on a manifold."""

@@ -70,7 +70,8 @@ def windows_of(
 
     def cut(x: Tensor) -> Tensor:
         """[T, N, ...] -> [L, starts N, ...]"""
-        return x[: starts * length].unflatten(0, (starts, length)).transpose(0, 1).flatten(1, 2)
+        rows = x[: starts * length].view(starts, length, *x.shape[1:])
+        return rows.transpose(0, 1).flatten(1, 2)
 
     cut_ended = cut(ended)
     over = torch.cat([torch.zeros_like(cut_ended[:1]), cut_ended[:-1]]).cumsum(0) > 0
@@ -81,13 +82,22 @@ def windows_of(
 class OpenLoop(NamedTuple):
     """How good predictions are that are made from predictions."""
 
-    error: Tensor  # [L] root of the mean squared error after 1..L steps, in standard deviations of the observations
-    unchanged: Tensor  # [L] the same of a model that says that nothing changes
+    squares: Tensor  # [L, D] mean squared error after 1..L steps, in standard deviations of the observations
+    unchanged: Tensor  # [L, D] the same of a model that says that nothing changes
+
+    @property
+    def error(self) -> Tensor:
+        """[L], the root of the mean squared error after 1..L steps."""
+        return self.squares.mean(-1).sqrt()
 
     @property
     def unexplained(self) -> Tensor:
-        """The share of all changes, over the L steps together, that the model does not predict."""
-        return self.error.square().sum() / self.unchanged.square().sum().clamp(min=1e-12)
+        """The share of the changes over the L steps that the model does not predict: 0 to 1, the mean over the numbers
+        of an observation. One that jumps now and then, such as a contact, thus counts no more than any other, and one
+        that hardly moved (less than a thirtieth of its deviation) counts as if it had moved that much."""
+        least = 1e-3 * len(self.squares)
+        shares = self.squares.sum(0) / self.unchanged.sum(0).clamp(min=least)
+        return shares.clamp(max=1.0).mean()
 
 
 @part
@@ -98,12 +108,21 @@ class WorldModelConfig:
     """Predict the change of the observation, or the next observation itself."""
     reward_values: tuple[float, ...] = ()
     """The rewards there are, where they are few: the model predicts their probabilities. None: a number."""
+    squash_reward: bool = False
+    """Learn sign(r) log(1 + |r|), for tasks in which a few rewards are far larger than all others."""
+    linear_beyond: float | None = None
+    """Errors of the next observation beyond so many deviations count linearly (Huber's loss), so that numbers that
+    jump, such as contacts, do not outweigh the others; None: squared, however large."""
     net: NetworkConfig = MLPConfig(hidden=(128, 128))
     """From observation and action to the next observation, and with that to reward and continuation."""
 
     def __post_init__(self) -> None:
         if self.predict not in ("delta", "absolute"):
             raise UserError(f"predict must be delta or absolute, not {self.predict!r}.")
+        if self.linear_beyond is not None and not self.linear_beyond > 0.0:
+            raise UserError(f"linear_beyond must be above 0, not {self.linear_beyond}.")
+        if self.squash_reward and self.reward_values:
+            raise UserError("squash_reward is for rewards that are numbers, reward_values for few.")
         if len(self.reward_values) == 1:
             raise UserError("reward_values needs at least two rewards, or none.")
 
@@ -131,7 +150,7 @@ class WorldModel(nn.Module):
         """Take transitions [B, ...] into the statistics, each once."""
         self.obs_norm.update(obs)
         self.change_norm.update(next_obs - obs)
-        self.reward_norm.update(reward)
+        self.reward_norm.update(self._squashed(reward))
 
     def forward(self, obs: Tensor, action: Tensor) -> Prediction:
         next_obs, reward, continues = self._outputs(obs, action)
@@ -143,7 +162,7 @@ class WorldModel(nn.Module):
         errors: list[Tensor] = []
         for step in range(len(windows.action)):
             obs, reward, continues = self._outputs(obs, windows.action[step])
-            error = ((obs - windows.next_obs[step]) * norm.scale).square().mean(-1)
+            error = self._obs_loss((obs - windows.next_obs[step]) * norm.scale)
             ends = windows.terminated[step].float()
             end_loss = F.binary_cross_entropy_with_logits(continues, 1.0 - ends, reduction="none")
             reward_loss = self._reward_loss(reward, windows.reward[step])
@@ -162,15 +181,16 @@ class WorldModel(nn.Module):
         for step in range(len(windows.action)):
             obs = self(obs, windows.action[step]).next_obs
             true = windows.next_obs[step]
-            error.append(((obs - true) * self.obs_norm.scale).square().mean(-1))
-            unchanged.append(((first - true) * self.obs_norm.scale).square().mean(-1))
-        known = windows.known.float()
-        rows = known.sum(-1).clamp(min=1.0)
+            error.append(((obs - true) * self.obs_norm.scale).square())
+            unchanged.append(((first - true) * self.obs_norm.scale).square())
+        known = windows.known.float().unsqueeze(-1)  # [L, B, 1]
+        rows = known.sum(1).clamp(min=1.0)
 
-        def rms(squares: list[Tensor]) -> Tensor:
-            return ((torch.stack(squares) * known).sum(-1) / rows).sqrt()
+        def mean(squares: list[Tensor]) -> Tensor:
+            total: Tensor = (torch.stack(squares) * known).sum(1)
+            return total / rows
 
-        return OpenLoop(rms(error), rms(unchanged))
+        return OpenLoop(mean(error), mean(unchanged))
 
     @property
     def _target_norm(self) -> RunningNorm:
@@ -187,17 +207,30 @@ class WorldModel(nn.Module):
         out = self.outcome(torch.cat([inputs, leads_to], -1)).float()
         return next_obs, out[..., :-1], out[..., -1]
 
+    def _obs_loss(self, error: Tensor) -> Tensor:
+        """[..., D] -> [...]"""
+        squares, bound = error.square(), self.cfg.linear_beyond
+        if bound is not None:
+            size = error.abs()
+            squares = torch.where(size > bound, bound * (2.0 * size - bound), squares)
+        return squares.mean(-1)
+
     def _reward(self, out: Tensor) -> Tensor:
         """(2)"""
         if self.cfg.reward_values:
             return (out.softmax(-1) * self.reward_values).sum(-1)
-        return out.squeeze(-1) / self.reward_norm.scale + self.reward_norm.shift
+        reward = out.squeeze(-1) / self.reward_norm.scale + self.reward_norm.shift
+        return reward.sign() * reward.abs().expm1() if self.cfg.squash_reward else reward
 
     def _reward_loss(self, out: Tensor, reward: Tensor) -> Tensor:
         if self.cfg.reward_values:
             which = (reward.unsqueeze(-1) - self.reward_values).abs().argmin(-1, keepdim=True)
             return -out.log_softmax(-1).gather(-1, which).squeeze(-1)
-        return (out.squeeze(-1) - self.reward_norm(reward)).square()
+        wanted: Tensor = self.reward_norm(self._squashed(reward))
+        return (out.squeeze(-1) - wanted).square()
+
+    def _squashed(self, reward: Tensor) -> Tensor:
+        return reward.sign() * reward.abs().log1p() if self.cfg.squash_reward else reward
 
 
 @torch.no_grad()
@@ -217,7 +250,8 @@ def imagined_returns(
     counts with the probability that it has not.
     """
     returns = []
-    total, alive = torch.zeros(obs.shape[:-1], device=obs.device), 1.0
+    total = torch.zeros(obs.shape[:-1], device=obs.device)
+    alive = torch.ones_like(total)
     for step in range(horizon):
         obs, reward, continues = model(obs, action)
         total = total + alive * reward

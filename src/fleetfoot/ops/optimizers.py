@@ -68,3 +68,16 @@ class RootScaled(torch.optim.Optimizer):
         if not self.eps_inside:
             torch._foreach_add_(spread, self.eps)
         return spread
+
+
+def with_adam_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same Adam with the state that torch makes at its first step, so that it can be saved, shared and restarted
+    before."""
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            adam.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return adam

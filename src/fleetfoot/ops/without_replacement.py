@@ -102,7 +102,7 @@ def _by_recursion(drawn: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             log_g[part] = torch.stack(terms, -1).logsumexp(-1) - left
     one = torch.stack([log_g[(a,)] for a in range(k)], -1)
     pairs = [log_g[tuple(sorted({a, b}))] for a in range(k) for b in range(k)]
-    return log_g[()], one, torch.stack(pairs, -1).unflatten(-1, (k, k))
+    return log_g[()], one, torch.stack(pairs, -1).view(*rest.shape, k, k)
 
 
 def _by_integral(drawn: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,8 +36,10 @@ def cartpole() -> Recipe:
             use_real_for_executed=False,
             entropy_coef=0.0,
             reward_scale=0.1,
-            critic_steps=5,
-            model_steps=8,
+            critic_steps=4,
+            model_steps=4,
+            model_batch=64,
+            model_unroll=2,
         ),
         explorer=FromPolicyConfig(),
         replay=RolloutConfig(length=8),
@@ -72,13 +74,15 @@ def lunarlander() -> Recipe:
         env=GymConfig(id="LunarLander-v3"),
         agent=WMPGConfig(
             k=3,
+            horizon=5,
             use_real_for_executed=False,
             reward_scale=0.02,
-            trust_below=0.2,
+            trust_below=0.5,  # contacts of the two legs are hardly predictable
             model_steps=20,
             model_memory=50_000,
             policy_net=net,
             critic_net=net,
+            world_model=WorldModelConfig(squash_reward=True, linear_beyond=1.0),
             policy_optim=AdamConfig(lr=1e-3, max_grad_norm=0.5),
             critic_optim=AdamConfig(lr=3e-3, max_grad_norm=0.5),
         ),
@@ -96,7 +100,7 @@ def lunarlander() -> Recipe:
 def ac_lunarlander() -> Recipe:
     base = lunarlander()
     assert isinstance(base.agent, WMPGConfig)
-    agent = replace(base.agent, estimator="reinforce", baseline="value")
+    agent = replace(base.agent, estimator="reinforce", baseline="value", horizon=10)
     return replace(base, name="ac/lunarlander", agent=agent)
 
 

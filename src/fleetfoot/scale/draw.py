@@ -65,7 +65,7 @@ def _curves(table: RunTable, made: Analysis) -> Any:
             size = f", {key.params / 1e3:.0f}k" if len(sizes) > 1 else ""
             x, style = one.env_steps, {"color": colours[key.utd]}
             panel.plot(x, one.mean, lw=0.8, alpha=0.5, **style)
-            panel.plot(x, curves.isotonic(x, one.mean), label=f"{key.utd:g}{size}", **style)
+            panel.plot(x, curves.isotonic(x, one.mean), label=f"{key.utd:.3g}{size}", **style)
         for fitted in made.laws:
             panel.axhline(low + fitted.threshold / SCALE * (high - low), color="gray", lw=0.4)
         panel.set_title(task)
@@ -115,7 +115,7 @@ def _held_out(panel: Any, made: Analysis) -> None:
     panel.plot(ends, ends, color="gray", lw=0.8)
     panel.plot(measured, predicted, "o", ms=4)
     panel.set(xlabel="measured env steps", ylabel="predicted from smaller ratios")
-    panel.set_title(f"ratio {made.held_out[0].sigma:g} held out (band: 25 %)", fontsize=10)
+    panel.set_title(f"ratio {made.held_out[0].sigma:.3g} held out (band: 25 %)", fontsize=10)
 
 
 def _legend(panel: Any, title: str) -> None:
@@ -214,7 +214,9 @@ def _settings(made: Analysis) -> Any:
                 [b.utd for b in points], [b.value for b in points], "o", color=colour, label=task
             )
             panel.plot(ratios, [law(task, ratio, made.params) for ratio in ratios], color=colour)
-        panel.set(xscale="log", yscale="log", xlabel="updates per env step", ylabel=label)
+        panel.set(xlabel="updates per env step", ylabel=label)
+        _log_axes(panel)
+        _plain_ticks(panel, sorted({best.utd for best in made.bests[name]}))
         panel.set_title(f"ratio^{law.slope:.3f}")
         panel.legend(fontsize=8)
     return figure

@@ -64,7 +64,7 @@ def page(made: Analysis) -> str:
 
 def _what(made: Analysis) -> str:
     recipes = ", ".join(dict.fromkeys(made.recipes.values()))
-    ratios = ", ".join(f"{sigma:g}" for sigma in sorted({sigma for sigma, _ in made.ratios}))
+    ratios = ", ".join(f"{sigma:.3g}" for sigma in sorted({sigma for sigma, _ in made.ratios}))
     lines = [f"Scaling study of {recipes}"]
     lines.append(f"{made.seeds} seeds at update-to-data ratios {ratios}.")
     for task, (low, high) in made.tasks.items():
@@ -75,12 +75,10 @@ def _what(made: Analysis) -> str:
 def _data(made: Analysis) -> str:
     sized = len({size for _, size in made.ratios}) > 1
     lines = ["Data: env steps until a score, D = D_min + M (ratio / b)^-a"]
-    if sized:
+    if sized:  # too many columns; crossings.csv has them
         lines[0] += " + M (parameters / n)^-d"
-    ratios = [
-        f"{sigma:g}" + (f"/{size / 1e3:.0f}k" if sized else "") for sigma, size in made.ratios
-    ]
-    lines.append("score " + "".join(f"{'at ' + name:>11}" for name in ratios) + _heads(sized))
+    ratios = [] if sized else [f"at {sigma:.3g}" for sigma, _ in made.ratios]
+    lines.append("score " + "".join(f"{name:>13}" for name in ratios) + _heads(sized))
     lines += [_data_row(fitted, sized) for fitted in made.laws]
     top = made.laws[-1]
     lines.append(
@@ -89,8 +87,8 @@ def _data(made: Analysis) -> str:
     if made.held_out:
         errors = [one.error for one in made.held_out]
         lines.append(
-            f"Ratio {made.held_out[0].sigma:g}, predicted from the smaller ones: wrong by {np.mean(errors):.1%} in the "
-            f"mean, {max(errors):.1%} at most."
+            f"Ratio {made.held_out[0].sigma:.3g}, predicted from the smaller ones: wrong by {np.mean(errors):.1%} in "
+            f"the mean, {max(errors):.1%} at most."
         )
     return "\n".join(lines)
 
@@ -102,7 +100,8 @@ def _heads(sized: bool) -> str:
 
 def _data_row(fitted: Fitted, sized: bool) -> str:
     law = fitted.law
-    row = f"{fitted.threshold:5.0f} " + "".join(f"{steps:>11,.0f}" for steps in fitted.data)
+    data = [] if sized else fitted.data
+    row = f"{fitted.threshold:5.0f} " + "".join(f"{steps:>13,.0f}" for steps in data)
     row += f"{law.a:8.3f}{law.b:9.3g}{law.least:>11,.0f}{law.r2:7.3f}"
     return row + (f"{law.d:8.3f}{law.n:10.3g}" if sized else "")
 
@@ -173,6 +172,6 @@ def _learner(made: Analysis) -> str:
 def _learner_row(row: Crossings) -> str:
     key = row.key
     return (
-        f"  {key.task}, ratio {key.utd:g}, batch {key.batch}, {key.params:,} parameters: "
+        f"  {key.task}, ratio {key.utd:.3g}, batch {key.batch}, {key.params:,} parameters: "
         f"{row.overfitting:+.4g}, norm {row.parameter_norm:.4g}"
     )

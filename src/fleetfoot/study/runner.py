@@ -18,10 +18,10 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import folder_lock
 from fleetfoot.study.folder import Study
 from fleetfoot.study.progress import Progress
-from fleetfoot.study.worker import FINISHED
 from fleetfoot.system import resolve_device, usable_cores
 
 POLL_SECONDS = 0.2
+FINISHED = 0  # exit code of a worker; not imported from it, which `python -m` must load itself
 WORKER = (sys.executable, "-m", "fleetfoot.study.worker")  # and the study's folder, and a name
 
 

@@ -14,6 +14,7 @@ from fleetfoot.data import Step
 from fleetfoot.envs.vec_env import VecEnv
 from fleetfoot.errors import Halted, UserError
 from fleetfoot.execution import EagerLearner
+from fleetfoot.guard import WATCH
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.rollout import rollout
 from fleetfoot.run.build import Parts
@@ -94,7 +95,9 @@ class Background:
         self.settle = settle
         self.stack = ExitStack()
         self.stack.enter_context(quick_turns())
-        self.thread = self.stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="simulate"))
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="simulate")
+        # One that hangs is not waited for.
+        self.stack.callback(lambda: self.thread.shutdown(wait=not WATCH.abandoned))
         on_gpu = env.spec.device.type == "cuda"
         self.stream: torch.cuda.Stream | None = None
         if on_gpu:
@@ -115,7 +118,7 @@ class Background:
             self.meanwhile()
         finally:
             try:
-                step = coming.result()
+                step = WATCH.wait_for(coming)
             except Halted:
                 self.settle()
                 raise

@@ -140,6 +140,14 @@ class MuJoCoEnv:
             device=torch.device(device),
             episode_length=task.episode_length,
             step_seconds=self._dt,
+            description={
+                "control_hz": 1.0 / self._dt,
+                "action": {
+                    "offset": self._centre.tolist(),
+                    "scale": self._half.tolist(),
+                    "names": [model.actuator(i).name for i in range(model.nu)],
+                },
+            },
         )
 
     def reset(self) -> Obs:

@@ -110,6 +110,7 @@ class PlaygroundEnv:
             critic_prefix=task.critic_prefix,
             episode_length=config.episode_length or task.episode_length,
             step_seconds=task.step_seconds,
+            description={"control_hz": 1.0 / task.step_seconds},
         )
 
     def reset(self) -> Obs:

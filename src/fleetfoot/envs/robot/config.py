@@ -31,16 +31,15 @@ class RobotConfig:
     robot: str = "go1"  # go1, t1 or g1
     # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
     variant: Literal["stock", "fast"] = "fast"
-    engine: EngineName = (
-        "auto"  # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu
-    )
+    # rough: plates of up to 5 cm, for go1 and t1. Evaluation keeps the ground.
+    ground: Literal["flat", "rough"] = "flat"
+    # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu.
+    engine: EngineName = "auto"
     threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
-    episode_length: int | None = (
-        None  # of training; None: the task's own, 1000 control steps of 0.02 s
-    )
-    reward: tuple[
-        str, ...
-    ] = ()  # weights of the reward to change while training: "action_rate=-0.01"
+    # Of training; None: the task's own, 1000 control steps of 0.02 s.
+    episode_length: int | None = None
+    # Weights of the reward to change while training: "action_rate=-0.01".
+    reward: tuple[str, ...] = ()
     # Playground counts a negative reward of Go1 and T1 as zero. A learner that is to explore hears more without it.
     clip_reward: bool = True
     curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
@@ -61,6 +60,13 @@ class RobotConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> RobotEnv:
         robot = robots.find(self.robot)
+        if self.ground == "rough":  # a foot may touch four plates at once
+            robot = dataclasses.replace(
+                robot,
+                roughness=0.05,
+                max_contacts=3 * robot.max_contacts,
+                max_rows=robot.max_rows + 8 * robot.max_contacts,
+            )
         timestep, substeps = PHYSICS[self.variant][self.robot]
         spec = terms.SPECS[self.robot]
         if not self.clip_reward:

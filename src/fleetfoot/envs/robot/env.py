@@ -195,6 +195,7 @@ class RobotEnv:
             critic_prefix=self._actor_size if self._extra_size else 0,
             episode_length=self.task.episode_length,
             step_seconds=self.dt,
+            description=self.describe(),
         )
 
     def _pack(self, state: State) -> Tensor:
@@ -493,7 +494,8 @@ class RobotEnv:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
-        noise = self._widths
+        noise, told = self._widths, self.task.explain()
+        usual = {"source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
         return {
             **self.built.describe(),
             "task": self.task.name,
@@ -504,9 +506,12 @@ class RobotEnv:
                 {
                     "name": name,
                     "size": size,
-                    "unit": self.task.units.get(name, ""),
+                    **usual,
+                    "unit": self.task.units.get(name),
                     "noise": noise.get(name, 0.0),
                     "sensed": name in noise,
+                    "delay": self.cfg.obs_delay if name in noise else 0,
+                    **told.get(name, {}),
                 }
                 for name, size in self.terms.items()
             ],

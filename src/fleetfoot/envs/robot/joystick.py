@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -102,9 +102,8 @@ class JoystickSpec:
     privileged: tuple[str, ...]
     gait: Gait | None = None
     joint_start: Range | None = None  # factors on the standing pose where an episode begins
-    soft_limits: Literal["range", "limit"] = (
-        "range"  # 95 % of the range about its middle, or of each limit
-    )
+    # 95 % of the range about its middle, or of each limit.
+    soft_limits: Literal["range", "limit"] = "range"
     lowest_reward: float | None = 0.0
     ends_if_feet_touch: bool = False
     up: str = "up"  # the sensor that tells whether it has fallen
@@ -163,6 +162,7 @@ class Joystick(Task):
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
         qpos, qvel = qpos.clone(), qvel.clone()
+        qpos[:, 2] += self.robot.robot.roughness
         qpos[:, 0:2] += draw.uniform(2, -0.5, 0.5)
         half = draw.uniform(1, -3.14, 3.14).double() / 2
         qpos[:, 3:4], qpos[:, 4:6], qpos[:, 6:7] = torch.cos(half), 0.0, torch.sin(half)
@@ -305,6 +305,27 @@ class Joystick(Task):
         cmd = self.spec.commands
         largest = {"forward": cmd.x, "sideways": cmd.y, "turning": cmd.yaw}
         return {name: (-most, most) for name, most in largest.items()}
+
+    def explain(self) -> dict[str, dict[str, Any]]:
+        """Late by one step: what moves on after the observation was made."""
+        told: dict[str, dict[str, Any]] = {
+            "joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()},
+            "last_action": {"source": "action", "late": 1},
+            "command": {"source": "command"},
+        }
+        if self.spec.gait is not None:
+            slow, fast = self.spec.gait.frequency
+            told["gait"] = {
+                "source": "gait",
+                "late": 1,
+                "gait": {
+                    "frequency": (slow + fast) / 2,
+                    "frequencies": [slow, fast],
+                    "start": self.phases.tolist(),
+                    "stands": self.spec.gait.stands,
+                },
+            }
+        return told
 
     def _new_command(self, draw: Draw, level: Tensor | float) -> Tensor:
         command = level * (2 * draw.uniform(3) - 1) * self.largest

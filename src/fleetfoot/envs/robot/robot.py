@@ -22,10 +22,10 @@ end of a control step, and sensors are one timestep older.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 
 from fleetfoot.envs.mujoco.physics import compile_spec, load_spec, without_textures
 from fleetfoot.envs.render import View, add_backdrop
+from fleetfoot.envs.robot.describe import describe
+from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor
 from fleetfoot.errors import UserError
 
 Array = NDArray[np.float64]
 MODELS = Path(__file__).parent / "models"
-# Name, kind, kind and name of the object, and more.
-Sensor: TypeAlias = tuple[str, Any, Any, str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,19 @@ class Robot:
 
     name: str
     model: str  # path of an MJCF file, or MJCF text
-    action_scale: float | tuple[float, ...] = (
-        0.5  # radians that an action of 1 is away from the standing pose
-    )
-    standing: str = (
-        "home"  # the keyframe with the standing pose; a model without any stands as it is drawn
-    )
+    # What an action of 1 adds, for each actuator or for all: radians for position servos, whose action 0 is the
+    # standing pose; N m for motors.
+    action_scale: float | tuple[float, ...] = 0.5
+    # The keyframe with the standing pose. A model without any stands as it is drawn.
+    standing: str = "home"
     imu: str = ""  # a site; none: no such sensors
     frames: Mapping[str, str] = field(default_factory=dict)  # further sites, by name
     feet: tuple[str, ...] = ()  # sites
     foot_forces: bool = False
     touches: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # pairs of geoms, by name
     floor: str = "floor"  # a geom
+    # Metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them.
+    roughness: float = 0.0
     max_contacts: int = 0  # per robot, on a GPU; 0: MuJoCo Warp's guess
     max_rows: int = 0  # constraint rows per robot, on a GPU; 0: the same
     view: View = field(default_factory=View)
@@ -91,11 +92,13 @@ class Built:
         spec = load_spec(robot.model)
         if looks:
             add_backdrop(spec)
-            _tile_floor(spec, robot.floor)
+            tile_floor(spec, robot.floor)
         else:
             without_textures(spec)
-            _drop_looks(spec, robot)
-        _add_sensors(spec, robot)
+            drop_looks(spec, robot)
+        if robot.roughness > 0.0:
+            lay_plates(spec, robot)
+        add_sensors(spec, robot)
         spec.option.timestep = timestep
         self.robot, self.model = robot, compile_spec(spec)
         model = self.model
@@ -119,30 +122,7 @@ class Built:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy on the real robot must know, as JSON values."""
-        model = self.model
-        force = np.where(
-            model.actuator_forcelimited.astype(bool), model.actuator_forcerange[:, 1], np.inf
-        )
-        joint = model.jnt_actfrcrange[[model.joint(name).id for name in self.names]][:, 1]
-        limited = model.jnt_actfrclimited[[model.joint(name).id for name in self.names]]
-        force = np.minimum(force, np.where(limited.astype(bool), joint, np.inf))
-        rows = zip(
-            self.names,
-            self.pose.tolist(),
-            self.scale.tolist(),
-            self.low.tolist(),
-            self.high.tolist(),
-            model.actuator_gainprm[:, 0].tolist(),
-            (model.dof_damping[self.v] - model.actuator_biasprm[:, 2]).tolist(),
-            force.tolist(),
-            strict=True,
-        )
-        keys = ("name", "standing", "action_scale", "low", "high", "kp", "kd", "max_torque")
-        return {
-            "robot": self.robot.name,
-            "joints": [dict(zip(keys, row, strict=True)) for row in rows],
-            "standing_height": float(self.qpos[2]) if self.free else None,
-        }
+        return describe(self)
 
     def _standing(self) -> tuple[Array, Array]:
         """All coordinates of the standing pose, and those of the joints."""
@@ -174,103 +154,6 @@ def _joints(model: mujoco.MjModel) -> tuple[list[str], NDArray[np.int64], NDArra
     if len(set(names)) < len(names) or not all(names):
         raise UserError("joints with an actuator need names, and one actuator each.")
     return names, model.jnt_qposadr[ids].astype(np.int64), model.jnt_dofadr[ids].astype(np.int64)
-
-
-def _drop_looks(spec: mujoco.MjSpec, robot: Robot) -> None:
-    """Drop geoms that touch nothing, where the mass of their body does not come from them."""
-    used = {name for pair in robot.touches.values() for name in pair} | {robot.floor}
-    used |= {name for pair in spec.pairs for name in (pair.geomname1, pair.geomname2)}
-    for geom in list(spec.geoms):
-        idle = not geom.contype and not geom.conaffinity and geom.name not in used
-        if idle and (geom.parent.explicitinertial or geom.parent.name == "world"):
-            spec.delete(geom)
-
-
-def _tile_floor(spec: mujoco.MjSpec, floor: str) -> None:
-    """A pattern on a floor that has none, so that pictures show how fast a robot moves."""
-    geom = next((one for one in spec.geoms if one.name == floor), None)
-    if geom is None or geom.material:
-        return
-    spec.add_texture(
-        name="fleetfoot_tiles",
-        type=mujoco.mjtTexture.mjTEXTURE_2D,
-        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
-        rgb1=[0.72, 0.74, 0.76],
-        rgb2=[0.62, 0.65, 0.68],
-        width=128,
-        height=128,
-    )
-    tiles = spec.add_material(name="fleetfoot_tiles", texrepeat=[1, 1], texuniform=True)
-    tiles.textures[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)] = "fleetfoot_tiles"
-    geom.material = "fleetfoot_tiles"
-
-
-def _add_sensors(spec: mujoco.MjSpec, robot: Robot) -> None:
-    sites = {site.name: site for site in spec.sites}
-    for name in (robot.imu, *robot.frames.values(), *robot.feet):
-        if name and name not in sites:
-            raise UserError(f"the model of {robot.name} has no site {name!r}.")
-    kind, thing = mujoco.mjtSensor, mujoco.mjtObj
-    bodies = [sites[foot].parent.name for foot in robot.feet]
-    wanted = [*_frame_sensors(robot), *_foot_sensors(robot, bodies)]
-    wanted += [
-        (f"touch_{name}", kind.mjSENS_CONTACT, thing.mjOBJ_GEOM, one, _touching(other))
-        for name, (one, other) in robot.touches.items()
-    ]
-    for i, actuator in enumerate(spec.actuators):
-        actuator.name = actuator.name or f"actuator{i}"
-        force: Sensor = (
-            f"torque.{i}",
-            kind.mjSENS_ACTUATORFRC,
-            thing.mjOBJ_ACTUATOR,
-            actuator.name,
-            {},
-        )
-        wanted.append(force)
-    for name, sensor, obj, objname, more in wanted:
-        spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
-
-
-def _frame_sensors(robot: Robot) -> Iterator[Sensor]:
-    kind, site = mujoco.mjtSensor, mujoco.mjtObj.mjOBJ_SITE
-    if robot.imu:
-        for name, sensor in _IMU.items():
-            yield name, sensor, site, robot.imu, {}
-        # The world's z axis in the frame of the site.
-        seen_from = {"reftype": site, "refname": robot.imu}
-        yield "world_up", kind.mjSENS_FRAMEZAXIS, mujoco.mjtObj.mjOBJ_BODY, "world", seen_from
-    for name, frame in robot.frames.items():
-        yield f"up_{name}", kind.mjSENS_FRAMEZAXIS, site, frame, {}
-        yield f"global_angvel_{name}", kind.mjSENS_FRAMEANGVEL, site, frame, {}
-
-
-def _foot_sensors(robot: Robot, bodies: list[str]) -> Iterator[Sensor]:
-    kind, thing = mujoco.mjtSensor, mujoco.mjtObj
-    wanted = {"foot_pos": kind.mjSENS_FRAMEPOS, "foot_vel": kind.mjSENS_FRAMELINVEL}
-    if robot.foot_forces:
-        wanted["foot_force"] = kind.mjSENS_FORCE
-    for name, sensor in wanted.items():
-        for i, foot in enumerate(robot.feet):
-            yield f"{name}.{i}", sensor, thing.mjOBJ_SITE, foot, {}
-    for i, body in enumerate(bodies):
-        touch = _touching(robot.floor)
-        yield f"foot_contact.{i}", kind.mjSENS_CONTACT, thing.mjOBJ_BODY, body, touch
-
-
-def _touching(geom: str) -> dict[str, Any]:
-    """MJCF: data="found" reduce="mindist" num="1"."""
-    return {"reftype": mujoco.mjtObj.mjOBJ_GEOM, "refname": geom, "intprm": [1, 1, 1]}
-
-
-_IMU = {
-    "gyro": mujoco.mjtSensor.mjSENS_GYRO,
-    "linvel": mujoco.mjtSensor.mjSENS_VELOCIMETER,
-    "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER,
-    "up": mujoco.mjtSensor.mjSENS_FRAMEZAXIS,
-    "forward": mujoco.mjtSensor.mjSENS_FRAMEXAXIS,
-    "global_linvel": mujoco.mjtSensor.mjSENS_FRAMELINVEL,
-    "global_angvel": mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
-}
 
 
 def _sensor_slices(model: mujoco.MjModel) -> dict[str, slice]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -100,3 +100,15 @@ class Task:
     def commands(self) -> dict[str, tuple[float, float]]:
         """What a person may ask of the robot while a policy drives it: ranges, by name, in the order of `command`."""
         return {}
+
+    def explain(self) -> dict[str, dict[str, Any]]:
+        """What a controller of the real robot must know of each observation, by name:
+
+        `offset` and `scale` (and `unit`, if it is not that in `units`), where the observation is
+        (physical - offset) * scale; `source`, where the robot does not sense it: its last "action", the "command", or
+        the clock of a "gait"; and `late`, the control steps by which such a thing lags behind. A task with an `observe`
+        of its own has its own `explain` too: what is not explained counts as sensed, in the units of the observation.
+        """
+        if type(self).observe is not Task.observe:
+            return {}
+        return {"joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()}}

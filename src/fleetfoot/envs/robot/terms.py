@@ -27,6 +27,17 @@ def tracking_ang_vel(step: Step) -> Tensor:
     return torch.exp(-error.square() / SIGMA)
 
 
+def progress(step: Step) -> Tensor:
+    """The speed along the commanded direction, up to the commanded speed. Not in Playground: weight 0.
+
+    Unlike `tracking_lin_vel` it grows from a standstill on, however fast the command is.
+    """
+    wanted = step.command[:, :2]
+    speed = norm(wanted)
+    along = (wanted * step.sensor["linvel"][:, :2]).sum(1) / speed.clamp(min=0.1)
+    return torch.minimum(along, speed)
+
+
 def lin_vel_z(step: Step) -> Tensor:
     return step.sensor["global_linvel"][:, 2].square()
 
@@ -226,6 +237,7 @@ T1 = JoystickSpec(
     terms={
         "tracking_lin_vel": (1.0, tracking_lin_vel),
         "tracking_ang_vel": (0.5, tracking_ang_vel),
+        "progress": (0.0, progress),
         "ang_vel_xy": (-0.15, ang_vel_xy("gyro")),
         "orientation": (-1.0, orientation),
         "feet_air_time": (2.0, air_time_long_moving),
@@ -254,6 +266,7 @@ G1 = JoystickSpec(
     terms={
         "tracking_lin_vel": (1.0, tracking_lin_vel),
         "tracking_ang_vel": (0.75, tracking_ang_vel),
+        "progress": (0.0, progress),
         "ang_vel_xy": (-0.15, ang_vel_xy("global_angvel_torso")),
         "orientation": (-2.0, torso_orientation),
         "feet_air_time": (2.0, air_time_long),
@@ -284,6 +297,7 @@ GO1 = JoystickSpec(
     terms={
         "tracking_lin_vel": (1.0, tracking_lin_vel),
         "tracking_ang_vel": (0.5, tracking_ang_vel),
+        "progress": (0.0, progress),
         "lin_vel_z": (-0.5, lin_vel_z),
         "ang_vel_xy": (-0.05, ang_vel_xy("global_angvel")),
         "orientation": (-5.0, orientation),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import Continuous, EnvSpec, Obs
-from fleetfoot.explore import ActsInTwoHalves, ClipsLate, Explorer
+from fleetfoot.explore import ClipsLate, Explorer
 from fleetfoot.topologies.multi_seed.rows import by_seed, map_obs
 
 
@@ -18,16 +19,15 @@ class MultiSeedExplorer:
     def __init__(self, explorers: Sequence[Explorer], behaviour: Callable[..., Tensor]):
         """`behaviour`: the network of all seeds, from observations (and noise) [S, N, ...] to what each explorer
         reads."""
-        self.explorers, self.behaviour = explorers, behaviour
+        self.explorers: Sequence[Any] = explorers  # they act in two halves: see `check_parts`
+        self.behaviour = behaviour
         self.takes_noise = explorers[0].takes_noise
 
     @torch.no_grad()
     def act(self, behaviour: nn.Module, obs: Obs) -> Tensor:
         """`behaviour` is the network with the weights of all seeds, which only `self.behaviour` can run."""
         seeds = len(self.explorers)
-        inputs = [
-            _halves(explorer).ask() for explorer in self.explorers
-        ]  # each must be asked: they count
+        inputs = [explorer.ask() for explorer in self.explorers]  # each of them: they count
         outputs: Sequence[Tensor | None] = [None] * seeds
         if (first := inputs[0]) is not None:
             noise = [
@@ -35,7 +35,7 @@ class MultiSeedExplorer:
             ]
             outputs = self.behaviour(map_obs(obs, lambda x: by_seed(x, seeds)), *noise).unbind()
         choices = zip(self.explorers, outputs, strict=True)
-        return torch.cat([_halves(explorer).choose(output) for explorer, output in choices])
+        return torch.cat([explorer.choose(output) for explorer, output in choices])
 
     def executed(self, action: Tensor) -> Tensor:
         """The explorers are alike, and clip without random numbers."""
@@ -58,8 +58,3 @@ class MultiSeedExplorer:
     def restart(self, ended: Tensor) -> None:
         for explorer, rows in zip(self.explorers, by_seed(ended, len(self.explorers)), strict=True):
             explorer.restart(rows)
-
-
-def _halves(explorer: Explorer) -> ActsInTwoHalves:
-    assert isinstance(explorer, ActsInTwoHalves)  # `why_not_batched` has seen to it
-    return explorer

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fleetfoot.data import Obs, Transition
 
+PER_ROW = ("action", "reward", "terminated", "truncated")
+
 
 def map_obs(obs: Obs, change: Callable[[Tensor], Tensor]) -> Obs:
     """`change` of every tensor. What actor and critic share stays shared."""
@@ -29,14 +31,8 @@ def of_each_seed(fresh: Transition, seeds: int) -> list[Transition]:
         def rows(x: Tensor) -> Tensor:
             return by_seed(x, seeds)[seed]
 
-        return Transition(
-            obs=map_obs(fresh.obs, rows),
-            action=rows(fresh.action),
-            reward=rows(fresh.reward),
-            terminated=rows(fresh.terminated),
-            truncated=rows(fresh.truncated),
-            next_obs=map_obs(fresh.next_obs, rows),
-            info={},
-        )
+        obs, next_obs = map_obs(fresh.obs, rows), map_obs(fresh.next_obs, rows)
+        others = {name: rows(getattr(fresh, name)) for name in PER_ROW}
+        return Transition(obs=obs, next_obs=next_obs, info={}, **others)
 
     return [rows_of(seed) for seed in range(seeds)]

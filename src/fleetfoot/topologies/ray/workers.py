@@ -53,8 +53,9 @@ def cause(error: BaseException) -> BaseException:
 
 
 def raise_mistake(error: BaseException) -> None:
-    """Raise a worker's error again if the user caused it: a replacement would fail in the same way."""
-    if isinstance(inner := cause(error), UserError):
+    """Raise a worker's error again if the user caused it: a replacement would fail in the same way. An environment that
+    fails is another matter."""
+    if isinstance(inner := cause(error), UserError) and not isinstance(inner, Halted):
         raise UserError(str(inner)) from error
 
 

@@ -1,0 +1,38 @@
+"""`fleetfoot export RUN`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fleetfoot.cli.form import parse
+from fleetfoot.cli.run_folder import take_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Write a run's policy as ONNX with all that a robot needs to know: fleetfoot export RUN [options]."""
+
+    out: Path | None = None
+    """The folder to write; by default the folder export inside the run."""
+    which: Literal["best", "last"] = "best"
+    """Which checkpoint."""
+    draw: bool = False
+    """Check with observations drawn from the statistics of the normaliser, and build no environment."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    folder, rest = take_run(args, "export")
+    options = parse(Options, rest, "fleetfoot export RUN")
+    assert folder is not None  # `--help` has left already
+    from fleetfoot.export import export_run
+
+    done = export_run(folder, options.out, which=options.which, draw=options.draw)
+    print(f"written  {done.folder}: policy.onnx, policy.pt2, policy.json")
+    print(f"checked  {done.observations:,} observations, {done.source}")
+    for program, difference in done.differences.items():
+        print(f"         {program}: largest difference {difference:.2g}")
+    for what in done.missing:
+        print(f"missing  {what}: the environment does not tell")
+    return 0
