@@ -44,7 +44,7 @@ def deploy_return(run: Path, episodes: int = 20, which: api.Which = "best") -> d
         "run": recipe.name,
         "episodes": episodes,
         "evaluate": wanted,
-        "evaluate_std": float(expected.std()),
+        "evaluate_std": float(expected.std()) if episodes > 1 else 0.0,
         "deploy": mean,
         "deploy_std": float(np.std(returns, ddof=1)) if episodes > 1 else 0.0,
         "difference": (mean - wanted) / abs(wanted),
@@ -63,7 +63,7 @@ def episode(config: RobotConfig, policy: deploy.Policy, seed: int, key: Tensor) 
     assert isinstance(env.engine, CpuEngine)
     judge = Judge(env.engine, robot, env.dt)
     judge.start()
-    env.engine = judge  # type: ignore[assignment]
+    env.engine = judge
     _set_gait(env, policy.about)
     total = 0.0
     while True:
@@ -80,8 +80,11 @@ class Judge:
 
     def __init__(self, engine: CpuEngine, robot: Any, dt: float) -> None:
         self.engine, self.robot, self.dt = engine, robot, dt
-        self.device, self.control = engine.device, engine.control
         self.qpos, self.qvel, self.sensor = engine.qpos, engine.qvel, engine.sensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything but the physics is that of the environment's own engine."""
+        return getattr(self.engine, name)
 
     def start(self) -> None:
         """The robot begins where the environment begins."""

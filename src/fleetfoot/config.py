@@ -91,7 +91,7 @@ def _fits(given: Any, wanted: Any) -> bool:
         return isinstance(given, dict) and all(isinstance(key, str) for key in given)
     if isinstance(wanted, type):
         if getattr(wanted, "_is_protocol", False):
-            return implements(type(given), wanted)
+            return implements(typing.cast(typing.Hashable, type(given)), wanted)
         return isinstance(given, wanted)
     return True
 

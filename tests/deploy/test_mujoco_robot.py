@@ -92,9 +92,10 @@ def test_the_loop_in_plain_mujoco_equals_the_training_environment(
 
 def command_of(env: RobotEnv, actor: Tensor) -> NDArray[np.float32]:
     """The command that an observation shows in its newest frame."""
-    frame, sizes = actor[-sum(env.terms.values()) :], list(env.terms.values())
-    parts = dict(zip(env.terms, frame.split(sizes), strict=True))
-    return parts["command"].numpy()
+    frame = actor[-sum(env.terms.values()) :]
+    parts = torch.split(frame, list(env.terms.values()))
+    command: NDArray[np.float32] = parts[list(env.terms).index("command")].numpy()
+    return command
 
 
 def test_the_example_drives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,10 @@ from fleetfoot.export import run as exporting
 from fleetfoot.run.folder import read_spec, write_spec
 from support.runs import small
 
-SHORT = {"total_vec_steps": 12, "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2)}
+SHORT: dict[str, Any] = {
+    "total_vec_steps": 12,
+    "evaluation": EvaluationConfig(every_vec_steps=0, episodes=2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +208,7 @@ def test_the_best_and_the_last_are_different_policies(tmp_path: Path) -> None:
     train(replace(recipe), tmp_path / "run")
     hashes = set()
     for which in ("best", "last"):
-        done = export_run(tmp_path / "run", tmp_path / which, which=which, draw=True)  # type: ignore[arg-type]
+        done = export_run(tmp_path / "run", tmp_path / which, which=which, draw=True)
         about = json.loads((done.folder / "policy.json").read_text())
         assert about["training"]["checkpoint"] == which
         pointer = json.loads((tmp_path / "run" / "checkpoints" / f"{which}.json").read_text())

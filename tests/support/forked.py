@@ -116,7 +116,7 @@ def warn_as_usual() -> None:
     def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
-    warnings.showwarning = show
+    warnings.showwarning = show  # type: ignore[assignment]
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning, ImportWarning):
         warnings.simplefilter("ignore", category)

@@ -98,4 +98,4 @@ class Misbehaving(gymnasium.Env[Any, Any]):
         return good(ended=self.count % 10 == 0)
 
 
-gymnasium.register(ID, entry_point=Misbehaving)
+gymnasium.register(ID, entry_point=f"{__name__}:{Misbehaving.__name__}")

@@ -59,7 +59,7 @@ def damage(rng: Random, folder: Path, files: str) -> str:
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths to everything in a tree."""
-    items = tree.items() if isinstance(tree, dict) else ()
+    items: Any = tree.items() if isinstance(tree, dict) else ()
     if isinstance(tree, (list, tuple)):
         items = enumerate(tree)
     for key, value in items:

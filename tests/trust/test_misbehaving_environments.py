@@ -103,7 +103,7 @@ def test_other_topologies(topology: str, how: str, tmp_path: Path) -> None:
             api.train_seeds(recipe, 2, tmp_path / "run")
         saved = [checkpoint.load(tmp_path / "run" / f"seed-{seed}") for seed in range(2)]
     else:
-        config = {
+        config: dict[str, Any] = {
             "overlap": SynchronousConfig(overlap=True),
             "split": SplitLearnersConfig(),
             "split in lockstep": SplitLearnersConfig(lockstep=True),

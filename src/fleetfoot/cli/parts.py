@@ -59,7 +59,10 @@ def _new_part(flag: str, name: str, hint: Any) -> Any:
     if name not in known:
         choices = ", ".join(sorted(known)) or "nothing else"
         why = "" if name not in PARTS else f" ({_shortcoming(PARTS[name], hint)})"
-        raise UserError(f"{flag} needs the name of a part, not {name!r}{why}; it can be {choices}.")
+        own = "" if name in PARTS else " One of your own needs --import MODULE."
+        raise UserError(
+            f"{flag} needs the name of a part, not {name!r}{why}; it can be {choices}.{own}"
+        )
     # Made without its checks: they come once the other flags are read. Fields without a default are required there.
     part: Any = object.__new__(known[name])
     for field in dataclasses.fields(part):

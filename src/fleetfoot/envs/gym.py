@@ -155,10 +155,11 @@ class GymEnv(HostEnv):
         except Hung as error:
             self.broken = True
             pipes = enumerate(getattr(self.envs, "parent_pipes", []))
-            index = next((i for i, pipe in pipes if not pipe.poll(0)), None)
-            if index is None:
+            waiting = [i for i, pipe in pipes if not pipe.poll(0)]
+            if not waiting:
                 raise
-            raise EnvFault(silent(begun), index=index, seed=self.seeds[index]) from error
+            seed = self.seeds[waiting[0]]
+            raise EnvFault(silent(begun), index=waiting[0], seed=seed) from error
 
     def _info(self, info: dict[str, Any]) -> dict[str, Tensor]:
         """Each copy tells of the step that was made; of a restart nothing is told (`Copy`)."""

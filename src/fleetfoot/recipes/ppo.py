@@ -25,26 +25,28 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 def pendulum() -> Recipe:
     """The tensor pendulum on one core."""
-    net = MLPConfig(hidden=(128, 128))
+    net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
     return Recipe(
         name="ppo/pendulum",
         env=TensorConfig(task="pendulum"),
         agent=PPOConfig(
             epochs=10,
-            minibatches=8,
+            minibatches=32,
             entropy_coef=0.0,
             value_clip=None,
+            target_kl=None,
             policy_net=net,
             critic_net=net,
+            policy_optim=AdamConfig(lr=1e-3, lr_end=1e-4, schedule="linear", max_grad_norm=0.5),
         ),
         explorer=FromPolicyConfig(),
         replay=RolloutConfig(length=64),
         topology=SynchronousConfig(),
-        evaluation=EvaluationConfig(every_vec_steps=512, episodes=32),
+        evaluation=EvaluationConfig(every_vec_steps=448, episodes=32),
         log=LogConfig(every_vec_steps=128),
         checkpoint=CheckpointConfig(every_vec_steps=1_280),
         num_envs=32,
-        total_vec_steps=4_096,
+        total_vec_steps=3_136,
         gamma=0.9,
     )
 
@@ -52,12 +54,16 @@ def pendulum() -> Recipe:
 def cartpole() -> Recipe:
     """The tensor cartpole on one core, with discrete actions."""
     base = pendulum()
-    net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
     assert isinstance(base.agent, PPOConfig)
     return replace(
         base,
         name="ppo/cartpole",
-        agent=replace(base.agent, policy_net=net, critic_net=net),
+        agent=replace(
+            base.agent,
+            minibatches=8,
+            target_kl=0.01,
+            policy_optim=AdamConfig(lr=1e-3, max_grad_norm=1.0),
+        ),
         env=TensorConfig(task="cartpole"),
         replay=RolloutConfig(length=32),
         evaluation=EvaluationConfig(every_vec_steps=320, episodes=32),

@@ -31,7 +31,8 @@ def read_stored(path: Path, kind: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UserError(f"{path} is not a {kind}")
     if "format" not in table and "digest" not in table:
-        head, body = {"version": 1}, table  # the first format had no header
+        head: dict[str, Any] = {"version": 1}  # the first format had no header
+        body = table
     else:
         head = {name: table.get(name) for name in HEADER}
         body = {name: value for name, value in table.items() if name not in HEADER}

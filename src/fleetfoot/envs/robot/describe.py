@@ -42,8 +42,10 @@ def describe(built: Built) -> dict[str, Any]:
         _or_none(force),
         strict=True,
     )
-    keys = ("name", "servo", "standing", "action_scale", "action_offset", "low", "high")
-    keys += ("target_low", "target_high", "kp", "kd", "max_torque")
+    keys = (
+        *("name", "servo", "standing", "action_scale", "action_offset", "low", "high"),
+        *("target_low", "target_high", "kp", "kd", "max_torque"),
+    )
     return {
         "robot": built.robot.name,
         "joints": [dict(zip(keys, row, strict=True)) for row in rows],

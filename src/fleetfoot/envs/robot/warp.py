@@ -86,6 +86,7 @@ class WarpEngine:
         self._serious = int(sum(k for k in kinds if k.name not in HARMLESS))
         self._start_qpos, self._start_qvel, _ = starts.on(device)
         self._graph: Any = None
+        self._streams: dict[int, Any] = {}
         self._calls = 0
         self._seen: Tensor | None = None  # the mask as it was, on its way to the CPU
         self._arrived: torch.cuda.Event | None = None
@@ -176,7 +177,14 @@ class WarpEngine:
         return tensor
 
     def _stream(self) -> Any:
-        return None if self.device.type == "cpu" else self.wp.stream_from_torch(self.device)
+        """Torch's current stream, as Warp's object of it: one for each stream, and held, because the end of such an
+        object makes Warp forget the stream itself."""
+        if self.device.type == "cpu":
+            return None
+        current = torch.cuda.current_stream(self.device)
+        if current.cuda_stream not in self._streams:
+            self._streams[current.cuda_stream] = self.wp.stream_from_torch(current)
+        return self._streams[current.cuda_stream]
 
     def _on_torch_stream(self) -> Any:
         """Warp works on torch's current stream, so that both are in order without waiting."""
