@@ -116,11 +116,18 @@ def test_the_steps_of_all_ranks_count_before_the_model_begins() -> None:
     begun = []
     for seed in range(3):
         data = rollout(seed=seed)
-        twice = [torch.cat([data.obs.actor, data.obs.actor], 1)] * 2
+
+        def both(x: Tensor) -> Tensor:
+            return torch.cat([x, x], 1)
+
+        obs, next_obs = both(data.obs.actor), both(data.next_obs.actor)
         everyone = Rollout(
-            Obs(*twice),
-            *(torch.cat([x, x], 1) for x in (data.action, data.reward, data.discount, data.ended)),
-            Obs(*twice),
+            obs=Obs(obs, obs),
+            action=both(data.action),
+            reward=both(data.reward),
+            discount=both(data.discount),
+            ended=both(data.ended),
+            next_obs=Obs(next_obs, next_obs),
         )
         observe(agent, everyone)
         begun.append("imagined/actions" in agent.update(data).metrics)
@@ -389,3 +396,4 @@ def test_the_published_setting() -> None:
     recipe: Recipe = recipes.get("daa/cheetah-run")
     assert recipe.agent == DAAConfig()
     assert (recipe.num_envs, recipe.batch_size, recipe.gamma) == (1, 2_048, 0.99)
+    assert recipe.total_updates() == 488  # the schedules of rate, N and H depend on it

@@ -160,11 +160,11 @@ def test_gumbels_are_finite_at_both_ends() -> None:
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.05)
 
 
-class Called(TorchDispatchMode):
+class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The names of all operations inside."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(

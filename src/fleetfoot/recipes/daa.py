@@ -55,8 +55,8 @@ def pendulum() -> Recipe:
 
 
 def dm_control(name: str, task: str) -> Recipe:
-    """A million steps of one environment, each action held for four, as published. Small networks of a CPU's size would
-    do as well; these are the authors'."""
+    """A million actions in one environment, each held for four of its steps: 488 updates, as published. Small networks
+    of a CPU's size would do as well; these are the authors'."""
     return Recipe(
         name=f"daa/{name}",
         env=EnvPoolConfig(task=task, action_repeat=4),
@@ -68,7 +68,7 @@ def dm_control(name: str, task: str) -> Recipe:
         log=LogConfig(every_vec_steps=2_048),
         checkpoint=CheckpointConfig(every_vec_steps=102_400),
         num_envs=1,
-        total_vec_steps=250_000,
+        total_vec_steps=1_000_000,
     )
 
 
