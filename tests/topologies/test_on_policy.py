@@ -45,6 +45,8 @@ def small(
     base, net = recipes.get(name), MLPConfig(hidden=(16,), activation=("tanh",))
     assert isinstance(base.agent, PPOConfig)
     changed: dict[str, Any] = {"epochs": 2, "minibatches": 3, "policy_net": net, "critic_net": net}
+    # Whatever the recipe has: a rate that adapts, and does not depend on the length of the run.
+    changed |= {"target_kl": 0.01, "policy_optim": AdamConfig(lr=1e-3, max_grad_norm=1.0)}
     fields: dict[str, Any] = {
         "agent": replace(base.agent, **(changed | (agent or {}))),
         "log": QUIET,
