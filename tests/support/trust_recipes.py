@@ -30,7 +30,10 @@ def tiny(**changes: Any) -> Recipe:
     agent: Any = base.agent
     net = MLPConfig(hidden=(4,))
     fields: dict[str, Any] = {
-        "agent": replace(agent, policy_net=net, critic_net=net, num_atoms=5),
+        # "auto": a range would be named as too narrow where numbers are as made up as these.
+        "agent": replace(
+            agent, policy_net=net, critic_net=net, num_atoms=5, v_min="auto", v_max="auto"
+        ),
         "num_envs": 2,
         "batch_size": 4,
         "pace": PaceConfig(updates_per_vec_step=2, warmup_vec_steps=4),
