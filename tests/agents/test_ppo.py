@@ -301,7 +301,10 @@ def test_a_linear_schedule_ends_at_zero() -> None:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("name", "least"), [("ppo/cartpole", 475.0), ("ppo/pendulum", -200.0)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("ppo/cartpole", 475.0), pytest.param("ppo/pendulum", -200.0, marks=pytest.mark.slow)],
+)
 def test_it_learns(tmp_path: Path, name: str, least: float) -> None:
     recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, seed=2)
     assert train_until(recipe, tmp_path / "run", least).best_return >= least

@@ -160,6 +160,6 @@ def test_the_stored_study_on_the_pendulum() -> None:
         assert fitted.law.r2 >= 0.99
         assert fitted.data == sorted(fitted.data, reverse=True)  # data falls with the ratio
     assert max(one.error for one in made.held_out) < 0.25
-    stored = json.loads((RESULTS / "scale-sac-pendulum.json").read_text())
+    stored = json.loads((RESULTS / "scale-sac-pendulum.json").read_text())["result"]
     for fitted, was in zip(made.laws, stored["laws"], strict=True):
         assert fitted.law.a == pytest.approx(was["law"]["a"], rel=1e-3)

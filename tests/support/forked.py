@@ -120,6 +120,8 @@ def warn_as_usual() -> None:
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning, ImportWarning):
         warnings.simplefilter("ignore", category)
+    # Other tests of this process may have imported JAX, which warns of every fork.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
 
 
 def preload() -> None:

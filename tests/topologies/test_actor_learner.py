@@ -149,8 +149,8 @@ def test_a_crashing_environment_is_reported_with_its_seed_and_replaced(
     recipe = changed(small("apex_dqn/cartpole", env=CrashingConfig(seed=seed)), actors=2)
     assert train(recipe, tmp_path / "run").finished
     printed = capfd.readouterr().err
-    expected = f"actor 1 is lost (ActorFailed: environment seed {seed}: ZeroDivisionError: the pole has left the world)"
-    assert expected in printed
+    assert f"actor 1 is lost (ActorFailed: environment seed {seed}" in printed
+    assert "ZeroDivisionError: the pole has left the world" in printed
     assert "restart 1 of 10" in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     assert checkpoint.load(tmp_path / "run").state["incarnations"] == [0, 1]
