@@ -384,6 +384,7 @@ def visited(behaviour: nn.Module) -> Tensor:
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_learns_the_pendulum_and_explores_more_widely_than_its_policy_would(tmp_path: Path) -> None:
     recipe = replace(recipes.get("dac/pendulum"), threads=1)
     with open_run(recipe, tmp_path, None) as (journal, parts):

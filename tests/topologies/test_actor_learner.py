@@ -173,6 +173,7 @@ def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> N
         train(recipe, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_lost_evaluator_does_not_cost_the_end_of_a_run(
     ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +214,7 @@ def test_the_death_of_another_process_is_not_that_of_the_caller(ray: Any) -> Non
     assert not died(ray, error_of(remote(ray, Witness, cpus=0).remote().look.remote()))
 
 
+@pytest.mark.slow
 def test_a_free_learner_neither_waits_nor_lets_the_queue_grow(ray: Any, tmp_path: Path) -> None:
     lean = CheckpointConfig(every_vec_steps=0, replay=False)
     recipe = small("apex_dqn/cartpole", total_vec_steps=150, checkpoint=lean)
@@ -485,6 +487,7 @@ def test_apex_dqn_solves_the_cartpole_with_four_actors(ray: Any, tmp_path: Path)
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_apex_dpg_solves_the_pendulum(ray: Any, tmp_path: Path) -> None:
     recipe = replace(recipes.get("apex_dpg/pendulum"), log=QUIET, device="cpu", threads=1)
     often = replace(recipe.evaluation, every_vec_steps=250)

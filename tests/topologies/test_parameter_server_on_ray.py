@@ -191,6 +191,7 @@ def cartpole(**changes: Any) -> Recipe:
 
 @needs_ray
 @pytest.mark.learning
+@pytest.mark.slow
 def test_two_bundles_solve_the_cartpole(tmp_path: Path) -> None:
     result = train_until(cartpole(), tmp_path / "run", SOLVED)
     assert result.best_return >= SOLVED  # processes out of step: the last may fall back

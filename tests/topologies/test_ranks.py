@@ -296,6 +296,7 @@ def test_the_state_of_an_explorer_adapts_to_another_number_of_environments() -> 
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_two_ranks_solve_the_pendulum(tmp_path: Path) -> None:
     own = ["--device", "cpu", "--threads", "1", "--total-vec-steps", "600", "--log.no-tensorboard"]
     results = fleetfoot(
