@@ -48,7 +48,8 @@ def test_a_smooth_policy_changes_less_from_step_to_step(name: str) -> None:
         for _ in range(150):
             agent.update(batch)
         changes.append(change(agent, batch))
-    assert changes[1] < 0.7 * changes[0]
+    # Batch-normalised policies with unit weights give way slowly.
+    assert changes[1] < (0.7 if name == "flash_sac" else 0.2) * changes[0]
 
 
 @pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
