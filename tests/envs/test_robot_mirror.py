@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fleetfoot.data import Reflection
 from fleetfoot.envs.check import check_env
+from fleetfoot.envs.playground.env import symmetry_of
 from fleetfoot.envs.robot import ConditionsConfig, PhysicsConfig, Robot, RobotConfig, RobotEnv
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.joystick import Joystick
@@ -198,3 +199,23 @@ def test_signs_do_not_depend_on_where_the_base_looks() -> None:
     spec.body("trunk").quat = [np.sqrt(0.5), 0, 0, np.sqrt(0.5)]
     turned = dataclasses.replace(GO1, model=spec.to_xml())
     assert _joints(turned.build(0.004)) == _joints(GO1.build(0.004))
+
+
+@pytest.mark.parametrize(
+    ("task", "actor", "critic"),
+    [
+        ("T1JoystickFlatTerrain", 85, 180),
+        ("G1JoystickRoughTerrain", 103, 216),
+        ("Go1JoystickFlatTerrain", 48, 123),
+    ],
+)
+def test_playgrounds_tasks_have_the_symmetry_of_stock_robots(
+    task: str, actor: int, critic: int
+) -> None:
+    """That the observations are the same numbers is a test of its own (`test_robot_parity.py`)."""
+    symmetry = symmetry_of(task)
+    assert symmetry is not None
+    assert symmetry.critic is not None
+    assert (len(symmetry.actor.index), len(symmetry.critic.index)) == (actor, critic)
+    assert symmetry_of(task.replace("Joystick", "Getup")) is None
+    assert symmetry_of("CartpoleBalance") is None
