@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.fast_td3 import FastTD3Config
@@ -99,12 +99,12 @@ def fast_td3(robot: str, **changes: Any) -> Recipe:
     return Recipe(**(fields | changes))
 
 
-def flash(robot: str) -> Recipe:
+def flash(robot: str, ground: Literal["flat", "rough"] = "flat") -> Recipe:
     """FlashSAC's one setting for all robots, with the native physics."""
     num_envs = 4_096
     return flash_sac.robots(
-        robot,
-        RobotConfig(robot=robot, engine="warp"),
+        robot if ground == "flat" else f"{robot}-{ground}",
+        RobotConfig(robot=robot, ground=ground, engine="warp"),
         num_envs=num_envs,
         env_steps=50_000_000,
         gamma=0.97,
@@ -121,7 +121,10 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/g1": ("Unitree G1 follows a joystick, on one GPU", partial(fast_td3, "g1")),
 }
 for _robot, _name in NAMES.items():
-    RECIPES[f"flash_sac/{_robot}"] = (
-        f"{_name} follows a joystick, on one GPU",
-        partial(flash, _robot),
-    )
+    RECIPES |= {
+        f"flash_sac/{_robot}": (
+            f"{_name} follows a joystick, on one GPU",
+            partial(flash, _robot),
+        ),
+        f"flash_sac/{_robot}-rough": ("the same on rough ground", partial(flash, _robot, "rough")),
+    }
