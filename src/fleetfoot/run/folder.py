@@ -1,7 +1,7 @@
 """Run folders: where a new one goes, what one holds, and who may write to it.
 
-A run folder holds `recipe.json`, `spec.json` (what the policy sees and does), `metrics.jsonl`, `tensorboard/`,
-`checkpoints/` and `videos/`.
+A run folder holds `recipe.json`, `spec.json` (what the policy sees and does), `provenance.json`, `metrics.jsonl`,
+`tensorboard/`, `checkpoints/` and `videos/`.
 """
 
 from __future__ import annotations
