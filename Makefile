@@ -45,9 +45,9 @@ bench: $(VENV)/.installed-dev
 HUMANOID_BENCH := $(VENV)/humanoid-bench
 humanoid-bench: $(VENV)/.installed
 	[ -d $(HUMANOID_BENCH) ] || git clone https://github.com/carlosferrazza/humanoid-bench $(HUMANOID_BENCH)
-	sed -i 's/= getattr(struct, field_name)$$/= getattr(struct, field_name, None)/' $(HUMANOID_BENCH)/humanoid_bench/dmc_deps/dmc_index.py
+	sed -i.bak 's/= getattr(struct, field_name)$$/= getattr(struct, field_name, None)/' $(HUMANOID_BENCH)/humanoid_bench/dmc_deps/dmc_index.py
 	$(PIP) --no-deps -e $(HUMANOID_BENCH)
-	$(PIP) dm-control
+	$(PIP) dm-control==1.0.50
 
 # torch goes first and alone: resolved together with packages that ask for it, pip may prefer a build with several GiB
 # of CUDA libraries to the one that the machine's index offers for its hardware.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Name, kind, kind and name of the object, and more.
 Sensor: TypeAlias = tuple[str, Any, Any, str, dict[str, Any]]
 PLATES = 10  # along each side of rough ground
-GROUND = 1 << 20  # a bit of contype and conaffinity for ground that collided by pairs
+GROUND = 1 << 20  # a bit of contype and conaffinity for what touched the floor by pairs
 
 
 def drop_looks(spec: mujoco.MjSpec, robot: Robot) -> None:
@@ -69,8 +69,7 @@ def _stand_on_corners(spec: mujoco.MjSpec, floor: Any) -> None:
         sole = geoms[name]
         if sole.type != mujoco.mjtGeom.mjGEOM_BOX:
             raise UserError(f"rough ground needs boxes in pairs with the floor; {name!r} is none.")
-        floor.contype, floor.conaffinity, floor.priority = GROUND, 0, 1
-        floor.condim, floor.friction = pair.condim, [pair.friction[0], *floor.friction[1:]]
+        floor.contype |= GROUND
         turn = np.zeros(9)
         mujoco.mju_quat2Mat(turn, np.asarray(sole.quat, np.float64))
         long, wide, high = sole.size
@@ -83,7 +82,9 @@ def _stand_on_corners(spec: mujoco.MjSpec, floor: Any) -> None:
                 pos=np.asarray(sole.pos) + turn.reshape(3, 3) @ corner,
                 contype=0,
                 conaffinity=GROUND,
-                condim=1,
+                priority=floor.priority + 1,  # friction is the pair's
+                condim=pair.condim,
+                friction=[pair.friction[0], *floor.friction[1:]],
                 mass=0.0,
             )
         spec.delete(pair)
