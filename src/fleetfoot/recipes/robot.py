@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.fast_td3 import FastTD3Config
@@ -100,7 +100,7 @@ def fast_td3(robot: str, **changes: Any) -> Recipe:
     return Recipe(**(fields | changes))
 
 
-def flash(robot: str, total_vec_steps: int) -> Recipe:
+def flash(robot: str, total_vec_steps: int, ground: Literal["flat", "rough"] = "flat") -> Recipe:
     """FlashSAC for a minute or two of training, with the native physics.
 
     The published rates are for 100,000 updates. These runs have 40,000 (T1) to 80,000, and learn at about three times
@@ -109,8 +109,8 @@ def flash(robot: str, total_vec_steps: int) -> Recipe:
     num_envs = 4_096
     optim = AdamConfig(lr=1e-3, lr_end=3e-4)
     return flash_sac.robots(
-        robot,
-        RobotConfig(robot=robot),
+        robot if ground == "flat" else f"{robot}-{ground}",
+        RobotConfig(robot=robot, ground=ground),
         num_envs=num_envs,
         env_steps=total_vec_steps * num_envs,
         gamma=0.97,
@@ -134,7 +134,13 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/g1": ("Unitree G1 follows a joystick, on one GPU", partial(fast_td3, "g1")),
 }
 for _robot, (_name, _length) in ROBOTS.items():
-    RECIPES[f"flash_sac/{_robot}"] = (
-        f"{_name} follows a joystick, on one GPU",
-        partial(flash, _robot, _length),
-    )
+    RECIPES |= {
+        f"flash_sac/{_robot}": (
+            f"{_name} follows a joystick, on one GPU",
+            partial(flash, _robot, _length),
+        ),
+        f"flash_sac/{_robot}-rough": (
+            "the same on rough ground",
+            partial(flash, _robot, _length, "rough"),
+        ),
+    }

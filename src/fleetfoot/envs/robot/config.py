@@ -41,7 +41,7 @@ class RobotConfig:
     robot: str = "go1"  # go1, t1 or g1
     # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
     variant: Literal["stock", "fast"] = "fast"
-    # rough: plates of up to 5 cm, for go1 and t1. Evaluation keeps the ground.
+    # rough: plates of up to 5 cm. Evaluation keeps the ground.
     ground: Literal["flat", "rough"] = "flat"
     # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu.
     engine: EngineName = "auto"
