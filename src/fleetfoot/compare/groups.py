@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fleetfoot.compare.runs import Run
+from fleetfoot.config import flat_fields, shown
 from fleetfoot.errors import UserError, nearest
 
 # Fields in which the runs of a group may differ: they do not change what is learned from a step.
@@ -34,7 +34,7 @@ def groups_of(runs: Sequence[Run], by: Sequence[str] = ()) -> list[str]:
             raise UserError(f"no recipe here has a field {name!r}.{nearest(name, known)}")
 
     def label(one: dict[str, Any]) -> str:
-        values = [(name, _shown(one.get(name))) for name in by]
+        values = [(name, shown(one.get(name))) for name in by]
         return ", ".join(value if name == "name" else f"{name}={value}" for name, value in values)
 
     return [label(one) for one in fields]
@@ -71,7 +71,7 @@ def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
         fields = [dict(flat_fields(run.recipe)) for run in members]
         names = sorted({name for one in fields for name in one if _counts(name, one[name])})
         for name in names:
-            values = sorted({_shown(one.get(name)) for one in fields})
+            values = sorted({shown(one.get(name)) for one in fields})
             if len(values) > 1:
                 some = " and ".join(values) if len(values) < 4 else f"{len(values)} values"
                 yield (
@@ -85,19 +85,3 @@ def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
 
 def _counts(name: str, value: Any) -> bool:
     return name.split(".")[0] not in IGNORED_FIELDS and not name.startswith("topology.ray")
-
-
-def flat_fields(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field by its dotted name. The value of a part is its class; its fields follow."""
-    for key, value in tree.items():
-        if key == "part":
-            continue
-        if isinstance(value, dict) and "part" in value:
-            yield f"{path}{key}", value["part"]
-            yield from flat_fields(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
