@@ -30,6 +30,10 @@ COMMANDS = {
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
     ),
+    "sweep": (
+        "fleetfoot.cli.sweep",
+        "train many settings, by grid or search: fleetfoot sweep RECIPE --over agent.tau=0.005,0.05 --folder STUDY",
+    ),
     "scale": (
         "fleetfoot.cli.scale",
         "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
