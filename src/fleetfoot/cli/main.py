@@ -30,6 +30,14 @@ COMMANDS = {
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
     ),
+    "report": (
+        "fleetfoot.cli.report",
+        "one HTML page about runs, without a network: fleetfoot report RUNS... --out report.html",
+    ),
+    "dashboard": (
+        "fleetfoot.cli.dashboard",
+        "the same, live, for a folder of runs on this machine: fleetfoot dashboard [runs/]",
+    ),
     "scale": (
         "fleetfoot.cli.scale",
         "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
