@@ -13,6 +13,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from fleetfoot.errors import UserError, nearest
@@ -137,6 +138,18 @@ def to_json(value: Any) -> Any:
     raise TypeError(
         f"{value!r} cannot be written to JSON; parts hold numbers, strings, tuples, dicts and parts"
     )
+
+
+def flat_fields(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field by its dotted name. The value of a part is its class; its fields follow."""
+    for key, value in tree.items():
+        if key == "part":
+            continue
+        if isinstance(value, dict) and "part" in value:
+            yield f"{path}{key}", value["part"]
+            yield from flat_fields(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def from_json(tree: Any) -> Any:

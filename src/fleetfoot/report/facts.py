@@ -5,6 +5,7 @@ The folder may be a stranger's: links are not followed, sizes are bounded, and f
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from fleetfoot.compare import Run, read
 from fleetfoot.errors import Notice, UserError, printable
 from fleetfoot.files import open_plain, read_json
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.run.stored import HEADER
 
 MOST_FILM = 32 << 20  # bytes; a film of ten seconds has about one MiB
 MOST_ROWS = 60  # of a provenance
@@ -48,6 +48,7 @@ class Facts:
     lines: list[dict[str, Any]]  # of metrics.jsonl
     films: list[Film]  # the newest first
     provenance: dict[str, str]  # what the run noted of its origin, by dotted names
+    command: str  # that began it; empty: it noted none
     notes: list[str]
 
     @property
@@ -73,7 +74,9 @@ def read_facts(folder: Path) -> Facts:
             notes.append(text)
     # What a report cannot place is left out: such a line has no counters.
     lines = [line for line in lines if {"env_steps", "train_seconds"} <= line.keys()]
-    return Facts(run, lines, list(find_films(folder)), _provenance(folder, notes), notes)
+    entries = _entries(folder, notes)
+    films = list(find_films(folder))
+    return Facts(run, lines, films, _origin(entries), _command(entries), notes)
 
 
 def find_films(folder: Path) -> Iterator[Film]:
@@ -87,25 +90,48 @@ def find_films(folder: Path) -> Iterator[Film]:
             yield Film(path, FILM_TYPES[path.suffix.lower()])
 
 
-def _provenance(folder: Path, notes: list[str]) -> dict[str, str]:
+def _entries(folder: Path, notes: list[str]) -> list[Any]:
+    """What a run noted at each of its starts."""
     path = folder / "provenance.json"
     if not path.exists():
-        return {}
+        return []
     try:
         tree = read_json(path, most=1 << 20)
-        rows = dict(_flat(tree))
-    except (UserError, RecursionError) as error:
+    except UserError as error:
         notes.append(f"{path} is left out: {printable(str(error))}")
+        return []
+    entries = tree.get("entries") if isinstance(tree, dict) else None
+    return [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+
+
+def _origin(entries: list[Any]) -> dict[str, str]:
+    """The newest entry, and how often the run was started."""
+    if not entries:
         return {}
-    return {name: rows[name] for name in list(rows)[:MOST_ROWS]}
+    try:
+        rows = list(_flat({k: v for k, v in entries[-1].items() if k != "command"}))
+    except RecursionError:
+        return {}
+    starts = [("started", f"{len(entries)} times")] if len(entries) > 1 else []
+    return dict([*starts, *rows][:MOST_ROWS])
+
+
+def _command(entries: list[Any]) -> str:
+    """What began the run, if it is a command of this library. Every word is quoted, whatever a stranger wrote there."""
+    noted = entries[0].get("command") if entries else None
+    try:
+        words = shlex.split(noted) if isinstance(noted, str) else []
+    except ValueError:
+        return ""
+    text = printable(shlex.join(words)).replace("\n", "?")
+    return text if words[:1] == ["fleetfoot"] and len(text) < 4000 else ""
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Every value of a JSON tree by its dotted name; a list of words is one value."""
     if isinstance(tree, dict):
         for name, value in tree.items():
-            if path or name not in HEADER or name == "fleetfoot":
-                yield from _flat(value, f"{path}.{name}" if path else str(name))
+            yield from _flat(value, f"{path}.{name}" if path else str(name))
     elif isinstance(tree, list) and any(isinstance(value, (dict, list)) for value in tree):
         for number, value in enumerate(tree):
             yield from _flat(value, f"{path}.{number}")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot import recipes
-from fleetfoot.compare.groups import flat_fields
 from fleetfoot.compare.runs import Run
-from fleetfoot.config import to_json
+from fleetfoot.config import flat_fields, to_json
 from fleetfoot.errors import UserError
 from fleetfoot.report.facts import Facts
 
@@ -20,8 +19,7 @@ NOT_REPEATED = ("name", "log", "checkpoint.keep")
 
 def command(facts: Facts) -> str:
     """What the run itself noted, or else the recipe's name and every field in which the run differs from it."""
-    noted = facts.provenance.get("command")
-    return noted if noted else from_recipe(facts.run)
+    return facts.command or from_recipe(facts.run)
 
 
 def from_recipe(run: Run) -> str:
@@ -40,7 +38,7 @@ def from_recipe(run: Run) -> str:
         if name not in named:
             # A field of another part: its defaults are not known here.
             return stored
-        if named[name] != value:
+        if named[name] != value or name == "seed":
             words = flag(name, value)
             if words is None or _is_part(value, run.recipe, name):
                 return stored

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fleetfoot.compare import Comparison, Estimate
-from fleetfoot.compare.groups import IGNORED_FIELDS, flat_fields
+from fleetfoot.compare.groups import IGNORED_FIELDS
+from fleetfoot.config import flat_fields
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.report.facts import Facts
 from fleetfoot.report.repeat import command
@@ -187,7 +188,7 @@ def run_rows(runs: Mapping[int, Facts], groups: Mapping[int, int]) -> list[dict[
 def origin(runs: Mapping[int, Facts]) -> dict[str, Any]:
     """What the runs noted of their origin: what is the same for all, and what is not, run by run."""
     noted = {place: facts.provenance for place, facts in runs.items() if facts.provenance}
-    names = list(dict.fromkeys(name for own in noted.values() for name in own if name != "command"))
+    names = list(dict.fromkeys(name for own in noted.values() for name in own))
     shared = [
         (name, next(iter(values)))
         for name in names
@@ -197,7 +198,7 @@ def origin(runs: Mapping[int, Facts]) -> dict[str, Any]:
     own = [
         {
             "place": place,
-            "rows": [(n, v) for n, v in table.items() if n not in common | {"command"}],
+            "rows": [(n, v) for n, v in table.items() if n not in common],
         }
         for place, table in noted.items()
     ]

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fleetfoot.compare.groups import IGNORED_FIELDS, flat_fields
+from fleetfoot.compare.groups import IGNORED_FIELDS
 from fleetfoot.compare.runs import Floats, find, task_of
-from fleetfoot.config import to_json
+from fleetfoot.config import flat_fields, to_json
 from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.files import MOST_LOG, read_bytes
 from fleetfoot.log.meter import EVAL_RETURN
