@@ -38,6 +38,14 @@ COMMANDS = {
         "fleetfoot.cli.dashboard",
         "the same, live, for a folder of runs on this machine: fleetfoot dashboard [runs/]",
     ),
+    "push": (
+        "fleetfoot.cli.push",
+        "upload a run's best policy to Hugging Face: fleetfoot push RUN USER/NAME",
+    ),
+    "pull": (
+        "fleetfoot.cli.pull",
+        "download a policy from Hugging Face: fleetfoot pull USER/NAME",
+    ),
     "scale": (
         "fleetfoot.cli.scale",
         "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
