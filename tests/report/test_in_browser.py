@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,9 @@ pytest.importorskip("rliable")
 pytest.importorskip("plotly")
 
 WISH = report.Wish("Report", Ask(bootstrap=Bootstrap(reps=100)))
-VISIBLE = """
-return [...document.getElementById('figure-0').data].filter(trace => trace.visible === true).length"""
+VISIBLE = "[...document.getElementById('figure-0').data].filter(one => one.visible === true).length"
 # Every text on the page against the first opaque background behind it, as WCAG 2.2 counts; figures' texts too.
-LOW_CONTRAST = r"""
+LOW_CONTRAST = r"""() => {
 const parse = c => (c.match(/[\d.]+/g) || []).map(Number);
 const light = ([r, g, b]) => { const f = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b); };
@@ -43,7 +43,7 @@ while (walker.nextNode()) {
   seen += 1;
   if ((a + 0.05) / (b + 0.05) < 4.5) bad.push([node.data.trim().slice(0, 40), owner.tagName, (a + 0.05) / (b + 0.05)]);
 }
-return [seen, bad];"""
+return [seen, bad]; }"""
 
 
 @pytest.fixture(scope="module")
@@ -59,100 +59,96 @@ def write_page(folder: Path, *runs: Path) -> Path:
     return path
 
 
+def click(browser: Browser, chip: str) -> None:
+    browser.page.locator(f".chip{chip}").first.click()
+
+
 def test_it_draws_hides_and_runs_no_strangers_script(tmp_path: Path, browser: Browser) -> None:
     hostile_run(tmp_path / "x")
     browser.open(write_page(tmp_path, two_groups(tmp_path / "runs"), tmp_path / "x"))
-    assert browser.run("return document.querySelectorAll('#figure-0 .scatterlayer path').length")
+    assert browser.run("document.querySelectorAll('#figure-0 .scatterlayer path').length") > 0
     before = browser.run(VISIBLE)
-    browser.run("document.querySelector('.chip[data-run]').click()")
+    click(browser, "[data-run]")
     assert browser.run(VISIBLE) == before - 1  # its line; the band is that of all runs
-    browser.run("document.querySelector('.chip[data-group]').click()")
+    click(browser, "[data-group]")
     assert browser.run(VISIBLE) == before - 5  # three lines, the mean and the band
     browser.run("document.querySelectorAll('.chip').forEach(chip => chip.click())")
-    assert browser.run("return window.hacked ?? null") is None
-    assert browser.complaints() == []
-    assert browser.requests() == []
+    assert browser.run("window.hacked ?? null") is None
+    assert browser.complaints == []
+    assert browser.requests == []
 
 
 @pytest.mark.slow
 def test_it_zooms_shows_values_and_plays_the_film(tmp_path: Path, browser: Browser) -> None:
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.by import By
-
     browser.open(write_page(tmp_path, two_groups(tmp_path / "runs")))
-    layer = browser.driver.find_element(By.CSS_SELECTOR, "#figure-0 .nsewdrag")
-    browser.run("document.getElementById('figure-0').scrollIntoView({block: 'center'})")
-    whole = browser.run("return document.getElementById('figure-0').layout.xaxis.range")
-    ActionChains(browser.driver).move_to_element(layer).perform()
-    curve = "document.getElementById('figure-0')"
-    browser.run(
-        f"Plotly.Fx.hover({curve}, [{{curveNumber: {curve}.data.length - 1, pointNumber: 4}}])"
+    mouse, layer = browser.page.mouse, browser.page.locator("#figure-0 .nsewdrag").first
+    layer.scroll_into_view_if_needed()
+    box = layer.bounding_box()
+    whole = browser.run("document.getElementById('figure-0').layout.xaxis.range")
+    # The last point of the last group, wherever it is: its mean is drawn on top.
+    point = (
+        browser.page.locator("#figure-0 .trace").last.locator(".points path").last.bounding_box()
     )
-    label = browser.wait("return document.querySelector('#figure-0 .hovertext')?.textContent")
+    mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
+    label = browser.wait("document.querySelector('#figure-0 .hovertext')?.textContent")
     assert "fast_td3/pendulum" in label
-    drag = ActionChains(browser.driver).move_to_element_with_offset(layer, -100, -60)
-    drag.click_and_hold().move_by_offset(150, 100).release().perform()
-    zoomed = browser.wait(
-        f"const r = {curve}.layout.xaxis.range; return r[0] > {whole[0] + 1} ? r : null"
-    )
-    browser.run("document.querySelector('.chip[data-run]').click()")  # hiding keeps the zoom
-    assert browser.run(f"return {curve}.layout.xaxis.range") == pytest.approx(zoomed)
-    browser.run("const v = document.querySelector('video'); v.muted = true; v.play()")
-    browser.wait("return document.querySelector('video').currentTime > 0")
-    browser.run(
-        "const s = document.getElementById('metric'); s.value = 'eval/action_jerk';"
-        "s.dispatchEvent(new Event('change'))"
-    )
-    axis = "return document.getElementById('explorer').layout.yaxis.title.text"
+    mouse.move(box["x"] + 60, box["y"] + 60)
+    mouse.down()
+    mouse.move(box["x"] + 260, box["y"] + 200, steps=8)
+    mouse.up()
+    browser.wait(f"document.getElementById('figure-0').layout.xaxis.range[0] > {whole[0]} + 1")
+    zoomed = browser.run("document.getElementById('figure-0').layout.xaxis.range")
+    click(browser, "[data-run]")  # hiding keeps the zoom
+    now = browser.run("document.getElementById('figure-0').layout.xaxis.range")
+    assert now == pytest.approx(zoomed)
+    browser.run("() => { document.querySelector('video').play() }")
+    browser.wait("document.querySelector('video').currentTime > 0")
+    browser.page.locator("#metric").select_option("eval/action_jerk")
+    axis = "document.getElementById('explorer').layout.yaxis.title.text"
     assert browser.run(axis) == "eval/action_jerk"
-    assert browser.complaints() == []
-    assert browser.requests() == []
+    assert browser.complaints == []
+    assert browser.requests == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_text_can_be_read_and_nothing_runs_over(
-    tmp_path: Path, scheme: str, width: int, browser: Browser
+    tmp_path: Path, scheme: Any, width: int, browser: Browser
 ) -> None:
-    browser.driver.set_window_size(width, 900)
-    browser.media(prefers_color_scheme=scheme)
+    browser.page.set_viewport_size({"width": width, "height": 900})
+    browser.page.emulate_media(color_scheme=scheme)
     browser.open(write_page(tmp_path, two_groups(tmp_path / "runs")))
     browser.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    background = "getComputedStyle(document.body).backgroundColor"
     seen, bad = browser.run(LOW_CONTRAST)
     assert seen > 150
     assert bad == []
-    background = browser.run("return getComputedStyle(document.body).backgroundColor")
-    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
-    assert browser.run("return document.documentElement.scrollWidth - innerWidth") <= 0
-    browser.run("document.getElementById('theme').click()")
-    other = browser.run("return getComputedStyle(document.body).backgroundColor")
-    assert other != background
+    before = browser.run(background)
+    assert (before == "rgb(255, 255, 255)") == (scheme == "light")
+    assert browser.run("document.documentElement.scrollWidth - innerWidth") <= 0
+    browser.page.locator("#theme").click()
+    assert browser.run(background) != before
     assert browser.run(LOW_CONTRAST)[1] == []
-    browser.driver.set_window_size(1280, 900)
-    browser.media()
-    assert browser.complaints() == []
+    assert browser.complaints == []
 
 
 @pytest.mark.slow
 def test_on_paper_it_is_light_and_figures_fit(tmp_path: Path, browser: Browser) -> None:
-    browser.media(prefers_color_scheme="dark")
+    browser.page.set_viewport_size({"width": 1280, "height": 900})
+    browser.page.emulate_media(color_scheme="dark")
     browser.open(write_page(tmp_path, two_groups(tmp_path / "runs")))
-    # What the page does before it is printed, looked at in the size of the paper.
-    browser.run("dispatchEvent(new Event('beforeprint'))")
-    widths = browser.run(
-        "return [...document.querySelectorAll('.figure')].map(one => one.querySelector('svg').clientWidth)"
-    )
-    assert max(widths[:2]) <= 345
-    printed = browser.pdf(tmp_path / "page.pdf").read_bytes()
-    assert printed.startswith(b"%PDF")
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    assert browser.run("return getComputedStyle(document.body).backgroundColor") in (
-        "rgb(255, 255, 255)",
-    )
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    browser.media()
-    assert browser.complaints() == []
+    wide = "[...document.querySelectorAll('.figure svg.main-svg')].map(one => one.clientWidth)"
+    assert max(browser.run(wide)) > 700
+    browser.run("() => { dispatchEvent(new Event('beforeprint')) }")
+    assert max(browser.run(wide)[:6]) <= 345  # two beside each other on A4
+    browser.run("() => { dispatchEvent(new Event('afterprint')) }")
+    assert max(browser.run(wide)) > 700
+    assert browser.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+    browser.page.emulate_media(media="print", color_scheme="dark")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.page.emulate_media(media="screen", color_scheme="light")
+    assert browser.complaints == []
 
 
 @pytest.mark.slow
@@ -165,17 +161,17 @@ def test_the_dashboard_follows_a_run(tmp_path: Path, browser: Browser) -> None:
         try:
             browser.open(server.address)
             points = "document.getElementById('figure-0').data[0].x.length"
-            assert browser.run(f"return {points}") == 12
-            browser.run("document.querySelector('.chip[data-run=\"1\"]').click()")
+            assert browser.run(points) == 12
+            click(browser, "[data-run='1']")
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
             more = lines[-1] | {"vec_steps": 130, "env_steps": 520, "eval/return": 7.0}
             write_lines(folder, [*lines, more])
-            browser.wait(f"return {points} === 13")
-            hidden = "return document.querySelector('.chip[data-run=\"1\"]').ariaPressed"
-            assert browser.run(hidden) == "false"
-            assert browser.complaints() == []
-            assert browser.requests(allowed=server.address) == []
+            browser.wait(f"{points} === 13")
+            chip = "document.querySelector('.chip[data-run=\"1\"]')"
+            assert browser.run(f"{chip}.getAttribute('aria-pressed')") == "false"
+            assert browser.complaints == []
+            assert [a for a in browser.requests if not a.startswith(server.address)] == []
         finally:
-            browser.driver.get("about:blank")
+            browser.page.goto("about:blank")
             server.shutdown()
             thread.join()

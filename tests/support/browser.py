@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -22,82 +20,58 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--disable-dev-shm-usage",
 )
-LOCAL = ("file", "data", "blob", "about", "chrome", "devtools")
+LOCAL = ("file", "data", "blob", "about")
 
 
 class Browser:
-    """One window. `driver` is Selenium's."""
+    """One window. `page` is Playwright's."""
 
-    def __init__(self, driver: Any):
-        self.driver = driver
+    def __init__(self, page: Any):
+        self.page = page
+        self.complaints: list[str] = []  # errors and warnings of the console, and exceptions
+        self.requests: list[str] = []  # addresses, but for those inside the page
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", self._asked)
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if urlsplit(request.url).scheme not in LOCAL:
+            self.requests.append(request.url)
 
     def open(self, address: str | Path) -> None:
         """Go to a page, and wait until its script says that it is ready."""
-        self.driver.get(address.resolve().as_uri() if isinstance(address, Path) else address)
-        self.wait("return 'ready' in document.documentElement.dataset")
+        self.complaints.clear()
+        self.requests.clear()
+        self.page.goto(address.resolve().as_uri() if isinstance(address, Path) else address)
+        self.wait("'ready' in document.documentElement.dataset")
 
-    def wait(self, script: str) -> Any:
-        from selenium.webdriver.support.ui import WebDriverWait
+    def wait(self, expression: str) -> Any:
+        """The value of an expression, once it is true. Asked from here: a page may forbid to evaluate text in it."""
+        for _ in range(600):
+            if value := self.run(expression):
+                return value
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"{expression} did not become true within a minute")
 
-        return WebDriverWait(self.driver, 60).until(lambda driver: driver.execute_script(script))
-
-    def run(self, script: str) -> Any:
-        return self.driver.execute_script(script)
-
-    def complaints(self) -> list[str]:
-        """Errors and warnings of the console since the last call."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
-
-    def requests(self, allowed: str = "") -> list[str]:
-        """Addresses asked for over a network since the last call, but for those of the server `allowed`."""
-        events = [
-            json.loads(row["message"])["message"] for row in self.driver.get_log("performance")
-        ]
-        sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        addresses = [event["request"]["url"] for event in sent]
-        return [
-            address
-            for address in addresses
-            if urlsplit(address).scheme not in LOCAL
-            and not (allowed and address.startswith(allowed))
-        ]
-
-    def media(self, **features: str) -> None:
-        """Pretend what CSS may ask for, such as prefers-color-scheme."""
-        pairs = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": pairs})
-
-    def picture(self, path: Path) -> Path:
-        """The whole page as PNG."""
-        size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        wish = {"captureBeyondViewport": True, "clip": clip}
-        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", wish)
-        path.write_bytes(base64.b64decode(shot["data"]))
-        return path
-
-    def pdf(self, path: Path) -> Path:
-        wish = {"printBackground": True, "preferCSSPageSize": True}
-        printed = self.driver.execute_cdp_cmd("Page.printToPDF", wish)
-        path.write_bytes(base64.b64decode(printed["data"]))
-        return path
+    def run(self, expression: str) -> Any:
+        """The value of an expression, or of a function."""
+        return self.page.evaluate(expression)
 
 
 @contextmanager
 def chromium(width: int = 1280, height: int = 900) -> Iterator[Browser]:
-    """Skips the test where there is no Chromium."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("chromium and chromedriver are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--window-size={width},{height}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        yield Browser(driver)
-    finally:
-        driver.quit()
+    """Skips the test where there is no Chromium. Playwright's own browsers are never downloaded."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (.ci/system-packages)")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        try:
+            yield Browser(browser.new_page(viewport={"width": width, "height": height}))
+        finally:
+            browser.close()
