@@ -32,6 +32,11 @@ WANTED = re.compile(
 )
 MOST_BYTES = 8 << 30  # of one run; the largest policy here has some MB
 MOST_FILES = 1_000
+REFUSALS = {  # HTTP status -> what it means here
+    401: "it does not exist, or you are not logged in (hf auth login, or HF_TOKEN)",
+    403: "your token may not do this",
+    404: "there is no such repository or revision",
+}
 
 
 @dataclass(frozen=True)
@@ -226,13 +231,5 @@ def talking(repo: str) -> Iterator[None]:
         raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        why = (
-            {
-                401: "it does not exist, or you are not logged in (hf auth login, or HF_TOKEN)",
-                403: "your token may not do this",
-                404: "there is no such repository or revision",
-            }.get(status, one_line(error))
-            if status
-            else one_line(error)
-        )
+        why = REFUSALS.get(status) or one_line(error).rstrip(".")
         raise UserError(f"Hugging Face, {repo}: {why}.") from error

@@ -167,8 +167,11 @@ def test_the_dashboard_follows_a_run(tmp_path: Path, browser: Browser) -> None:
             more = lines[-1] | {"vec_steps": 130, "env_steps": 520, "eval/return": 7.0}
             write_lines(folder, [*lines, more])
             browser.wait(f"{points} === 13")
-            chip = "document.querySelector('.chip[data-run=\"1\"]')"
-            assert browser.run(f"{chip}.getAttribute('aria-pressed')") == "false"
+            hidden = "[...document.querySelectorAll('.chip[aria-pressed=false]')].map(c => c.textContent)"
+            assert browser.run(hidden) == ["seed 1"]
+            full_run(tmp_path, "_first/x", 0)  # from now on the numbers of the others are larger
+            browser.wait("document.querySelectorAll('.chip.group').length === 2")
+            assert browser.run(hidden) == ["seed 1"]
             assert browser.complaints == []
             assert [a for a in browser.requests if not a.startswith(server.address)] == []
         finally:

@@ -5,7 +5,7 @@
   const live = "live" in document.documentElement.dataset;
   const dashes = ["solid", "dash", "dot", "dashdot"]; // change after ten groups, when the colours repeat
   const colours = 10;
-  const hidden = new Set(); // "group 0", "run 3"
+  const hidden = new Set(); // by name: on a live page the numbers change when a run appears
   const paperWidth = 690; // pixels between the margins of an A4 page
   let data = null;
 
@@ -14,7 +14,9 @@
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const colour = (group) => getComputedStyle(document.documentElement).getPropertyValue(`--c${group % colours}`).trim();
   const faded = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
-  const shown = (series) => !hidden.has(`group ${series.group}`) && !(series.run !== undefined && hidden.has(`run ${series.run}`));
+  const groupKey = (group) => `group ${data.groups[group]}`;
+  const runKey = (run) => `run ${data.runs[run]}`;
+  const shown = (series) => !hidden.has(groupKey(series.group)) && !(series.run !== undefined && hidden.has(runKey(series.run)));
 
   function traces(figure) {
     const found = [];
@@ -87,7 +89,7 @@
 
   function chips() {
     for (const chip of document.querySelectorAll(".chip")) {
-      const key = chip.dataset.group === undefined ? `run ${chip.dataset.run}` : `group ${chip.dataset.group}`;
+      const key = chip.dataset.group === undefined ? runKey(chip.dataset.run) : groupKey(chip.dataset.group);
       chip.setAttribute("aria-pressed", String(!hidden.has(key)));
       chip.addEventListener("click", () => {
         hidden.has(key) ? hidden.delete(key) : hidden.add(key);
