@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from fleetfoot import api, checkpoint, train
+from fleetfoot import api, checkpoint, report, train
+from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.compare import runs as compared
 from fleetfoot.log import curve
 from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import open_study, read_study
+from support.report_runs import add_film, write_provenance
 from support.runs import tensors
 from support.trust_recipes import tiny
 
@@ -67,6 +69,18 @@ def plotted(folder: Path) -> None:
     curve(folder)
 
 
+def reported(folder: Path) -> None:
+    """Damaged lines of a log, films and a provenance are left out, so the page may differ."""
+    page = report.build([folder], report.Wish(ask=Ask(bootstrap=Bootstrap(reps=100))))
+    report.page_html(page, live=True)  # without Plotly's script, which no file changes
+
+
+def make_filmed(folder: Path) -> None:
+    make_run(folder)
+    add_film(folder)
+    write_provenance(folder, {"command": "fleetfoot train x", "versions": {"torch": "2.13"}})
+
+
 def make_study(folder: Path) -> None:
     """What `fleetfoot scale` reads: a study with its runs, and a table of their evaluations."""
     open_study(folder, {"a": tiny()}, seeds=2)
@@ -81,6 +95,7 @@ READERS = {
     "load_policy": Reader(make_run, loaded_policy),
     "record": Reader(make_run, filmed),
     "compare": Reader(make_run, plotted, "*.json*"),
+    "report": Reader(make_filmed, reported, "**/*[nl4]"),  # .json, .jsonl, .mp4
     "study": Reader(make_study, lambda folder: bool(read_study(folder)), "study.json"),
     "scale": Reader(make_study, lambda folder: bool(read_table(folder)), "**/*.json*"),
     "scale table": Reader(

@@ -133,10 +133,13 @@ def extras() -> list[Finding]:
         ("EnvPool", "envpool", "envpool"),
         ("robots on a GPU", "mujoco-warp", "warp"),
         ("Weights & Biases", "wandb", "wandb"),
+        ("Trackio", "trackio", "trackio"),
+        ("Hugging Face", "huggingface-hub", "hub"),
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
         ("export", "onnxscript", "export"),
         ("comparisons", "rliable", "compare"),
+        ("reports", "plotly", "report"),
         ("scaling laws", "scikit-learn", "scale"),
         ("bench peers", "stable-baselines3", "bench"),
     ]

@@ -34,6 +34,22 @@ COMMANDS = {
         "fleetfoot.cli.sweep",
         "train many settings, by grid or search: fleetfoot sweep RECIPE --over agent.tau=0.005,0.05 --folder STUDY",
     ),
+    "report": (
+        "fleetfoot.cli.report",
+        "one HTML page about runs, without a network: fleetfoot report RUNS... --out report.html",
+    ),
+    "dashboard": (
+        "fleetfoot.cli.dashboard",
+        "the same, live, for a folder of runs on this machine: fleetfoot dashboard [runs/]",
+    ),
+    "push": (
+        "fleetfoot.cli.push",
+        "upload a run's best policy to Hugging Face: fleetfoot push RUN USER/NAME",
+    ),
+    "pull": (
+        "fleetfoot.cli.pull",
+        "download a policy from Hugging Face: fleetfoot pull USER/NAME",
+    ),
     "scale": (
         "fleetfoot.cli.scale",
         "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
