@@ -28,9 +28,9 @@ FILES = {
     for folder in ("src", "tests", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*.py")
 }
-# x stands for something yet to be written; the rest are files of other projects.
+# x and my_agent stand for something yet to be written; the rest are files of other projects.
 ELSEWHERE = re.compile(
-    r"(.*/)?(x|test_x)\.(py|md)|bro_torch\.py|setup\.py|utils\.py|humanoid_bench/dmc_.*"
+    r"(.*/)?(x|test_x)\.(py|md)|bro_torch\.py|my_agent\.py|setup\.py|utils\.py|humanoid_bench/dmc_.*"
 )
 
 
