@@ -2,7 +2,7 @@
 # make test  [ARGS="-k replay"]              the tests, with coverage (88 % at least, where no ARGS choose among them)
 # make check                                 lint, format, types, import layering, spelling
 # make docs                                  the documentation as a site, in build/site; a dead link or a missing page fails
-# make package                               the wheel and the source archive, in dist/, checked and tried outside of the clone
+# make package                               the wheel and the source archive, in dist/, checked, and tried outside of the clone
 # make bench [ARGS="env replay peers"]       measurements, each with its defaults, written to benchmarks/results/
 # make clean | distclean                     remove caches | and the virtual environment; runs/ stays
 #
@@ -47,7 +47,7 @@ package: $(VENV)/.installed-dev
 	rm -rf dist build/lib build/bdist.*
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python .ci/try-wheel dist/*.whl
+	bash .ci/try-wheel $(PYTHONS)
 
 bench: $(VENV)/.installed-dev
 	set -e; for name in $(or $(ARGS),env replay peers); do $(BIN)/python -m benchmarks $$name; done

@@ -14,8 +14,8 @@ A table is made of the rows of one or more files, from a comment that stays in t
     <!-- /table -->
 
 `python -m benchmarks.figures` writes the figures of all pages anew; a test and the site check that they are right.
-An expression is a path below the file's `result`, with `[3]`, `[key=value,...]` (the first such row) or `[-1]`, a number,
-or several of them joined by ` * `, ` / `, ` - `, from left to right. `FILE.json:path` is a path in another file.
+An expression is a path below the file's `result`, with `[3]`, `[-1]` or `[key=value,...]` (the first such row), a
+number, or several joined by ` * `, ` / `, ` - `, from left to right. `FILE.json:path` is a path in another file.
 A table over `each: a, b` instead of rows has one row for each name, which `$` stands for.
 """
 
@@ -134,7 +134,9 @@ def table(files: str, rows: str, columns: str) -> str:
         result = load(file)["result"]
         for row, name in rows_of(result, rows):
             cells = [
-                name if expression == "$" else as_text(evaluate(expression.replace("$", name), row), form)
+                name
+                if expression == "$"
+                else as_text(evaluate(expression.replace("$", name), row), form)
                 for expression, form in zip(expressions, forms, strict=True)
             ]
             lines.append(cells)
@@ -164,7 +166,9 @@ def refreshed(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"])
+    return sorted(
+        [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"]
+    )
 
 
 def main() -> None:

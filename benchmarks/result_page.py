@@ -31,7 +31,15 @@ def tables(value: Any, title: str, level: int) -> list[str]:
     """Headings and tables of a result, from the outside in."""
     heading = f"\n{'#' * min(level, 4)} {title.replace('_', ' ')}\n"
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return [heading, rows(value), *(part for i, row in enumerate(value) for part in nested(row, f"{title} {i + 1}", level + 1))]
+        return [
+            heading,
+            rows(value),
+            *(
+                part
+                for i, row in enumerate(value)
+                for part in nested(row, f"{title} {i + 1}", level + 1)
+            ),
+        ]
     if isinstance(value, dict):
         plain = {key: entry for key, entry in value.items() if is_plain(entry)}
         out = [heading] + ([pairs(plain)] if plain else [])
@@ -63,7 +71,9 @@ def is_plain(value: Any) -> bool:
 
 
 def rows(value: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(key for row in value for key, entry in row.items() if is_plain(entry)))
+    columns = list(
+        dict.fromkeys(key for row in value for key, entry in row.items() if is_plain(entry))
+    )
     lines = [columns, ["---"] * len(columns)]
     lines += [[text(row.get(column, "")) for column in columns] for row in value[:MOST_ROWS]]
     table = "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in named(lines))

@@ -1,11 +1,12 @@
-"""The code of the tutorials runs, in the order of the page: Python in one namespace, `fleetfoot` commands in this process.
+"""The code of the tutorials runs, in the order of the page: Python in one namespace, `fleetfoot` commands in-process.
 
-Trainings are cut to a few vec steps and films to half a second: that the pages work is what is tested, not that they learn.
+Trainings are cut to a few vec steps and films to half a second: what is tested is that the pages work.
 A block after `<!-- slow -->` runs with `pytest -m slow`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -71,7 +72,9 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     train, seeds, resume = api.train, api.train_seeds, api.resume_as
     record, evaluate = api.record_run, api.evaluate_run
     monkeypatch.setattr(api, "train", lambda r, folder=None: train(shortened(r), folder))
-    monkeypatch.setattr(api, "train_seeds", lambda r, n, folder=None: seeds(shortened(r), n, folder))
+    monkeypatch.setattr(
+        api, "train_seeds", lambda r, n, folder=None: seeds(shortened(r), n, folder)
+    )
 
     def resume_short(folder: Any, recipe: Recipe, **how: Any) -> Any:
         return resume(folder, dataclasses.replace(recipe, total_vec_steps=20), **how)
@@ -89,15 +92,23 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(api, "evaluate_run", evaluate_short)
 
 
+def exit_code(args: list[str]) -> int | str | None:
+    try:
+        return cli.run(args)
+    except SystemExit as ended:  # --help
+        return ended.code
+
+
 def run_console(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for line in re.findall(r"^\$ (.*)$", code, re.M):
         words = shlex.split(line)
         if words[0] == "fleetfoot":
-            assert cli.run(words[1:]) == 0, line
+            assert exit_code(words[1:]) == 0, line
         else:
             assert words[0] == "python", f"a test does not know how to run {line!r}"
             monkeypatch.setattr(sys, "argv", words[1:])
-            runpy.run_path(words[1], run_name="__main__")
+            with contextlib.suppress(SystemExit):
+                runpy.run_path(words[1], run_name="__main__")
 
 
 def run_python(code: str, page: str, names: dict[str, Any]) -> None:
@@ -127,7 +138,9 @@ def test_a_tutorial_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- slow -->" in (ROOT / "docs" / page).read_text()])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "<!-- slow -->" in (ROOT / "docs" / page).read_text()]
+)
 @pytest.mark.usefixtures("short")
 def test_a_tutorial_runs_with_what_takes_long(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(page, True, monkeypatch)

@@ -1,6 +1,6 @@
 """Check a built site: `python docs/site/check.py build/site [--browser]`.
 
-Every link and every anchor leads somewhere, and nothing is loaded from elsewhere, so that the site works without a network.
+Every link and every anchor leads somewhere, and nothing is loaded from elsewhere: the site works without a network.
 With --browser a headless Chromium opens every written page, light and dark, and reports errors of the console, requests
 that leave the disk, missing alternative texts and text with too little contrast (WCAG AA: 4.5 to 1, large text 3 to 1).
 """
@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LOADS = {"script": "src", "img": "src", "video": "src", "source": "src", "iframe": "src", "link": "href"}
+LOADS = {
+    "script": "src",
+    "img": "src",
+    "video": "src",
+    "source": "src",
+    "iframe": "src",
+    "link": "href",
+}
 CHROMIUM = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --hide-scrollbars --allow-file-access-from-files "
@@ -44,12 +51,20 @@ class Page(HTMLParser):
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
-        elif tag in LOADS and given.get(LOADS[tag]) and given.get("rel") not in ("canonical", "prev", "next"):
+        elif (
+            tag in LOADS
+            and given.get(LOADS[tag])
+            and given.get("rel") not in ("canonical", "prev", "next")
+        ):
             self.loads.append(given[LOADS[tag]])
 
 
 def check_files(site: Path) -> list[str]:
-    pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    pages = {
+        path: Page(path.read_text())
+        for path in sorted(site.rglob("*.html"))
+        if path.name != "404.html"
+    }
     problems = []
     for path, page in pages.items():
         here = path.relative_to(site)
@@ -64,9 +79,12 @@ def check_files(site: Path) -> list[str]:
                 target = target / "index.html"
             if not target.exists():
                 problems.append(f"{here}: {link} leads nowhere")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                if not parts.fragment.startswith("__"):
-                    problems.append(f"{here}: {link} has no such anchor")
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].anchors
+            ):
+                problems.append(f"{here}: {link} has no such anchor")
     return problems
 
 
@@ -74,7 +92,8 @@ def check_files(site: Path) -> list[str]:
 INSPECT = """(() => {
   const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
   const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
-  const light = (c) => { const f = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (c) => { const f = c.slice(0, 3).map((v) => linear(v / 255));
     return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
   const background = (e) => { const layers = []; for (let n = e; n; n = n.parentElement) {
       const c = parse(getComputedStyle(n).backgroundColor); if (c[3] > 0) layers.push(c); if (c[3] === 1) break; }
@@ -103,7 +122,11 @@ class Browser:
     def __init__(self) -> None:
         from websockets.sync.client import connect
 
-        program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        program = (
+            shutil.which("chromium")
+            or shutil.which("chromium-browser")
+            or shutil.which("google-chrome")
+        )
         if program is None:
             sys.exit("check: there is no Chromium here: apt-get install chromium")
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -140,7 +163,9 @@ class Browser:
             self.events.append(json.loads(self.socket.recv(timeout=60)))
 
     def evaluate(self, expression: str) -> Any:
-        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.ask(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         return answer["result"].get("value")
 
     def open(self, url: str, scheme: str) -> None:
@@ -178,7 +203,11 @@ class Browser:
 def check_in_browser(site: Path, every: bool) -> list[str]:
     pages = sorted(site.rglob("*.html"))
     if not every:
-        few = {"reference/agents/fast_td3.html", "reference/index.html", "results/learner-h200.html"}
+        few = {
+            "reference/agents/fast_td3.html",
+            "reference/index.html",
+            "results/learner-h200.html",
+        }
         made = ("reference/", "results/", "source/")
         names = {path: path.relative_to(site).as_posix() for path in pages}
         pages = [path for path, name in names.items() if name in few or not name.startswith(made)]
@@ -218,7 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("--browser", action="store_true", help="open the pages in Chromium")
-    parser.add_argument("--every", action="store_true", help="also the generated pages (with --browser)")
+    parser.add_argument(
+        "--every", action="store_true", help="also the generated pages (with --browser)"
+    )
     given = parser.parse_args()
     site = given.site.resolve()
     problems = check_files(site)

@@ -10,9 +10,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from mkdocs.structure.files import Files
-
 import origin
+from mkdocs.structure.files import Files
 
 SECTION = re.compile(r"^## (.+)$|^\s*- \[([^\]]+)\]\(([^)#\s]+)\)", re.M)
 HOME = "README.md"
@@ -51,7 +50,9 @@ def on_files(files: Files, config: Any) -> Files:
     nav: list[Any] = [{"Home": HOME}]
     for name, section in sections.items():
         if section:
-            nav.append({name: [{title: page} if title else page for page, title in section.items()]})
+            nav.append(
+                {name: [{title: page} if title else page for page, title in section.items()]}
+            )
     for name, extra in origin.EXTRA_NAV.items():
         entry = next((item for item in nav if name in item), None)
         if entry is None:

@@ -1,4 +1,4 @@
-"""Nothing of the site is loaded from elsewhere: what the theme would fetch for the search comes from the site itself."""
+"""Nothing of the site is loaded from elsewhere: what the theme would fetch for its search is here."""
 
 from __future__ import annotations
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import origin
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-
-
-import origin
-
-KINDS = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".sh": "bash", ".xml": "xml"}
+KINDS = {
+    ".py": "python",
+    ".toml": "toml",
+    ".json": "json",
+    ".yml": "yaml",
+    ".sh": "bash",
+    ".xml": "xml",
+}
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 
 

@@ -7,9 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
-
 import origin
+from mkdocs.structure.files import File, Files
 
 PACKAGE = origin.ROOT / "src" / "fleetfoot"
 

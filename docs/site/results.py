@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import origin
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-import origin
 from benchmarks import figures, result_page
 
 

@@ -154,12 +154,19 @@ def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetfoot import extras
     from fleetfoot.cli import doctor
 
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor.compiler()[0].missing == "apt-get install g++"
-    found = doctor._package("x", "no-such-package-at-all", "pip install it", needed=True)
-    assert found.missing == "pip install it"
+    monkeypatch.setattr(extras, "installed", lambda one: None)
+    needed = {finding.what: finding for finding in doctor.package()}
+    assert needed["mujoco"].missing.startswith("pip install 'mujoco>=")
+    assert needed["mujoco"].needed
+    found = {finding.what: finding.missing for finding in doctor.optional()}
+    assert set(found) == {f"[{name}]" for name in extras.names()}
+    assert found["[atari]"].startswith("pip install 'ale-py>=")
+    assert all(line.startswith("pip install ") for line in found.values())
 
 
 def test_imports_are_taken_from_anywhere() -> None:

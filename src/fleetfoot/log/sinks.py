@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleetfoot.errors import Notice, UserError, one_line, writing
+from fleetfoot.extras import install_line
 from fleetfoot.files import (
     MOST_LOG,
     open_append,
@@ -151,7 +152,7 @@ class WandB:
             import wandb
         except ImportError as error:
             raise UserError(
-                "W&B logging needs the wandb package: pip install 'fleetfoot[wandb]'"
+                f"W&B logging needs the wandb package: {install_line('wandb')}"
             ) from error
         known = folder / "wandb-id.txt"
         with writing(known):
