@@ -143,7 +143,8 @@ def bare_physics(env: RobotEnv) -> Callable[[], object]:
             sim._run(sim._step, sim.state, sim._control, None, sim._states, sim._sensors)
 
         return roll
-    engine.record()
+    with torch.cuda.stream(torch.cuda.Stream(engine.device)):  # type: ignore[no-untyped-call]
+        engine.record()  # which the default stream does not allow
     graph = engine._graph
     engine._graph = None
     return lambda: engine.wp.capture_launch(graph, stream=engine._stream())

@@ -22,9 +22,7 @@ from support.command import call, refusal
 TINY = "fast_td3/pendulum"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_without_arguments_there_is_a_short_help(capsys: pytest.CaptureFixture[str]) -> None:

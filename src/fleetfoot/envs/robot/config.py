@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from fleetfoot.config import at_least, part
+from fleetfoot.data import Symmetry
 from fleetfoot.envs.robot import robots, terms
 from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.env import EngineName, Execution, PhysicsConfig, RobotEnv
@@ -22,6 +23,15 @@ PHYSICS = {
 
 def names() -> list[str]:
     return list(robots.ROBOTS)
+
+
+def stock_symmetry(robot: str) -> Symmetry | None:
+    """Of the stock task of a robot, and so of Playground's, whose observations are the same numbers."""
+    env = RobotConfig(robot=robot, variant="stock", engine="cpu", threads=1).build(
+        1, 0, torch.device("cpu")
+    )
+    env.close()
+    return env.spec.symmetry
 
 
 @part

@@ -30,6 +30,7 @@ from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig, by_nam
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.engine import Engine, make_starts
 from fleetfoot.envs.robot.frames import Frames
+from fleetfoot.envs.robot.mirror import symmetry
 from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.task import Now, State, Task
@@ -172,6 +173,8 @@ class RobotEnv:
             raise UserError(f"reward() of {self.task.name} must return terms of shape [robots].")
         self._told = [f"reward_{name}" for name in paid]
         self._told += [*self.task.info(now), "exploded"]
+        more = {name: int(value.shape[1]) for name, value in extra.items()}
+        mirrored = symmetry(self.built, self.task.mirror, self.terms, more, self.cfg.history)
         critic = self._actor_size + self._extra_size
         self._parts = {
             "actor": (rows, self._actor_size),
@@ -196,6 +199,7 @@ class RobotEnv:
             episode_length=self.task.episode_length,
             step_seconds=self.dt,
             description=self.describe(),
+            symmetry=mirrored,
         )
 
     def _pack(self, state: State) -> Tensor:
