@@ -78,7 +78,9 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
 
 
 def evaluate(expression: str, result: Any) -> Any:
-    first, *rest = re.split(r" ([*/-]) ", expression.strip())
+    first, *rest = re.split(
+        r" ([*/-]) (?=(?:[^']*'[^']*')*[^']*$)", expression.strip()
+    )  # not within quotes
     value = term(first, result)
     for sign, text in zip(rest[::2], rest[1::2], strict=True):
         value = OPERATIONS[sign](value, term(text, result))
@@ -95,7 +97,8 @@ def term(text: str, result: Any) -> Any:
 def shaped(text: str, value: float) -> str:
     """`text` with `value` in the place of its number, to as many digits."""
     if minutes := MINUTES.search(text):
-        whole = f"{value // 60:.0f} min" + (f" {value % 60:.0f} s" if minutes[2] else "")
+        seconds = round(value)
+        whole = f"{seconds // 60} min {seconds % 60} s" if minutes[2] else f"{value / 60:.0f} min"
         return text[: minutes.start()] + whole + text[minutes.end() :]
     number = NUMBER.search(text)
     if number is None:

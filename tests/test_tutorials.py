@@ -6,7 +6,6 @@ A block after `<!-- slow -->` runs with `pytest -m slow`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import re
@@ -25,6 +24,7 @@ from fleetfoot.recipe import Recipe
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(<!-- slow -->\n)?```(python|console)\n(.*?)^```$", re.M | re.S)
 PAGES = [
+    "../README.md",
     "guides/own-environment.md",
     "guides/own-robot.md",
     "tutorials/diagnostics.md",
@@ -107,8 +107,9 @@ def run_console(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             assert words[0] == "python", f"a test does not know how to run {line!r}"
             monkeypatch.setattr(sys, "argv", words[1:])
-            with contextlib.suppress(SystemExit):
+            with pytest.raises(SystemExit) as ended:
                 runpy.run_path(words[1], run_name="__main__")
+            assert ended.value.code == 0, line
 
 
 def run_python(code: str, page: str, names: dict[str, Any]) -> None:
