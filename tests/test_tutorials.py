@@ -1,7 +1,7 @@
 """The code of the tutorials runs, in the order of the page: Python in one namespace, `fleetfoot` commands in-process.
 
 Trainings are cut to a few vec steps and films to half a second: what is tested is that the pages work.
-A block after `<!-- slow -->` runs with `pytest -m slow`.
+Long pages, and blocks after `<!-- slow -->`, run with `pytest -m slow tests/test_tutorials.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ PAGES = [
     "tutorials/to-a-cluster.md",
     "tutorials/to-hardware.md",
 ]
+# They film, export or start processes: half a minute each. What else they show, README and diagnostics show too.
+LONG = [
+    "guides/own-robot.md",
+    "tutorials/first-robot.md",
+    "tutorials/to-hardware.md",
+]
 # The names that the code of a page builds on: those of the example that it shows.
 SHOWS = {
     "guides/own-environment.md": "examples/own_environment.py",
@@ -46,7 +52,7 @@ def blocks(page: str, slow: bool) -> list[tuple[str, str]]:
 
 
 def shortened(recipe: Recipe) -> Recipe:
-    """The same run with few steps, small networks' worth of time and one evaluation."""
+    """The same run with few steps, few environments and one evaluation."""
     steps = min(recipe.total_vec_steps, 12)
     pace = dataclasses.replace(recipe.pace, updates_per_vec_step=1, warmup_vec_steps=4)
     return dataclasses.replace(
@@ -132,18 +138,16 @@ def run_page(page: str, slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
             run_python(code, page, names)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in LONG])
 @pytest.mark.usefixtures("short")
 def test_a_tutorial_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(page, False, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if "<!-- slow -->" in (ROOT / "docs" / page).read_text()]
-)
+@pytest.mark.parametrize("page", [*LONG, "tutorials/to-a-cluster.md"])
 @pytest.mark.usefixtures("short")
-def test_a_tutorial_runs_with_what_takes_long(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_tutorial_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(page, True, monkeypatch)
 
 

@@ -148,6 +148,8 @@ class Browser:
         self.events: list[dict[str, Any]] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
+        # Every page is seen as by a new reader: the theme remembers light or dark.
+        self.ask("Page.addScriptToEvaluateOnNewDocument", source="localStorage.clear()")
 
     def ask(self, method: str, **params: Any) -> Any:
         self.count += 1

@@ -10,6 +10,8 @@ from typing import Any
 import origin
 from mkdocs.structure.files import File, Files
 
+# What people wrote comes first in a search.
+BEHIND = "---\nsearch:\n  boost: 0.4\n---\n\n"
 PACKAGE = origin.ROOT / "src" / "fleetfoot"
 
 
@@ -24,7 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
             continue
         module = ".".join(("fleetfoot", *parts))
         page = origin.reference_page(module, package)
-        text = f"# {module}\n\n::: {module}\n"
+        text = f"{BEHIND}# {module}\n\n::: {module}\n"
         if package:
             text += children(path.parent, module)
         text += shown(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -234,10 +233,10 @@ def test_a_run_that_cannot_be_written_to_is_not_resumed(
     Path("run").mkdir()
     folders.write_recipe(Path("run"), recipes.get(TINY))
 
-    def no_locks(file: object, how: int) -> None:
+    def no_locks(descriptor: int, *, blocking: bool) -> bool:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(folders, "lock_descriptor", no_locks)
     assert "cannot write run: No locks available" in refusal(capsys, "resume", "run", "--restart")
 
 

@@ -74,12 +74,12 @@ def python() -> list[Finding]:
 
 
 def hardware() -> list[Finding]:
+    import psutil
+
     from fleetfoot.system import usable_cores
 
     facts = [f"{usable_cores()} usable cores"]
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        facts.append(f"{memory / 2**30:.1f} GiB memory")
+    facts.append(f"{psutil.virtual_memory().total / 2**30:.1f} GiB memory")
     facts.append(f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
     return [Finding("machine", ", ".join(facts))]
 
