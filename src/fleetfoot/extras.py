@@ -27,12 +27,12 @@ def names() -> list[str]:
     return sorted(found)
 
 
-def requirements(extra: str = "") -> list[Requirement]:
+def requirements(extra: str = "", package: str = "fleetfoot") -> list[Requirement]:
     """What an extra brings on this system, with what the extras that it includes bring; without one, what all need."""
     from packaging.requirements import Requirement
 
     try:
-        lines = importlib.metadata.requires("fleetfoot") or []
+        lines = importlib.metadata.requires(package) or []
     except importlib.metadata.PackageNotFoundError:
         return []
     found: dict[str, Requirement] = {}
@@ -43,8 +43,8 @@ def requirements(extra: str = "") -> list[Requirement]:
             one.marker is None or one.marker.evaluate({"extra": extra})
         ):
             continue
-        if one.name == "fleetfoot":
-            inner = [part for name in sorted(one.extras) for part in requirements(name)]
+        if one.name == package:
+            inner = [part for name in sorted(one.extras) for part in requirements(name, package)]
         else:
             one.marker = None
             inner = [one]
@@ -53,12 +53,14 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def installed(one: Requirement) -> str | None:
-    """The version that is there, if it is one that the requirement allows."""
+    """The version that is there, if it is one that the requirement allows, with what its own extras bring."""
     try:
         version = importlib.metadata.version(one.name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return version if one.specifier.contains(version, prereleases=True) else None
+    inside = [part for name in one.extras for part in requirements(name, one.name)]
+    fits = one.specifier.contains(version, prereleases=True)
+    return version if fits and all(installed(part) for part in inside) else None
 
 
 def install_line(extra: str) -> str:

@@ -37,21 +37,25 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.text import Text
 
     findings = examine()
+    missing = [finding for finding in findings if finding.missing]
     table = Table(box=None, show_header=False)
     for column in ("mark", "what", "state"):
         table.add_column(column, no_wrap=column != "state")
     for finding in findings:
-        mark = (
-            "[green]ok[/]"
-            if not finding.missing
-            else "[red]no[/]"
-            if finding.needed
-            else "[yellow]--[/]"
-        )
-        note = f"{finding.state}\n-> {finding.missing}" if finding.missing else finding.state
-        table.add_row(mark, Text(finding.what), Text(note))  # not markup: [extra] would vanish
-    Console(highlight=False).print(table)
-    return 1 if any(finding.missing and finding.needed for finding in findings) else 0
+        bad = "[red]no[/]" if finding.needed else "[yellow]--[/]"
+        mark = bad if finding.missing else "[green]ok[/]"
+        table.add_row(
+            mark, Text(finding.what), Text(finding.state)
+        )  # not markup: [extra] would vanish
+    console = Console(highlight=False)
+    console.print(table)
+    if missing:
+        print("\nWhat would help:")
+    for (
+        finding
+    ) in missing:  # one line each, however narrow the terminal: they are there to be copied
+        print(f"  {finding.what}: {finding.missing}")
+    return 1 if any(finding.needed for finding in missing) else 0
 
 
 def examine() -> list[Finding]:
