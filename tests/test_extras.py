@@ -54,5 +54,5 @@ def test_the_line_names_what_is_missing_too_old_or_without_its_own_extra(
 
 
 def test_an_extra_that_the_installed_package_does_not_know() -> None:
-    assert extras.install_line("newer") == "pip install -e '.[newer]', in a clone of fleetfoot"
+    assert extras.install_line("newer") == "pip install -e '.[newer]' (in a clone of fleetfoot)"
     assert extras.installed(Requirement("nothing-like-this")) is None

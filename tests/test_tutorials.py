@@ -1,4 +1,4 @@
-"""The code of the tutorials runs, in the order of the page: Python in one namespace, `fleetfoot` commands in-process.
+"""The code of the README, the tutorials and some other pages runs, in the order of the page: Python in one namespace, `fleetfoot` commands in-process.
 
 Trainings are cut to a few vec steps and films to half a second: what is tested is that the pages work.
 Long pages, and blocks after `<!-- slow -->`, run with `pytest -m slow tests/test_tutorials.py`.
@@ -25,8 +25,13 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(<!-- slow -->\n)?```(python|console)\n(.*?)^```$", re.M | re.S)
 PAGES = [
     "../README.md",
+    "environments/atari.md",
+    "environments/envpool.md",
+    "environments/mujoco.md",
     "guides/own-environment.md",
     "guides/own-robot.md",
+    "guides/scaling.md",
+    "guides/seeds.md",
     "tutorials/diagnostics.md",
     "tutorials/first-robot.md",
     "tutorials/own-algorithm.md",
@@ -35,7 +40,10 @@ PAGES = [
 ]
 # They film, export or start processes: half a minute each. What else they show, README and diagnostics show too.
 LONG = [
+    "environments/envpool.md",
     "guides/own-robot.md",
+    "guides/scaling.md",
+    "guides/seeds.md",
     "tutorials/first-robot.md",
     "tutorials/to-hardware.md",
 ]
@@ -74,7 +82,8 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything that a page may call, made short; and a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for folder in ("examples", "benchmarks"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     train, seeds, resume = api.train, api.train_seeds, api.resume_as
     record, evaluate = api.record_run, api.evaluate_run
     monkeypatch.setattr(api, "train", lambda r, folder=None: train(shortened(r), folder))

@@ -67,7 +67,7 @@ def install_line(extra: str) -> str:
     """A command that brings what is missing of an extra, or all of it where nothing seems to be."""
     wanted = requirements(extra)
     if not wanted:  # not installed, or installed by a version that did not have this extra
-        return f"pip install -e '.[{extra}]', in a clone of fleetfoot"
+        return f"pip install -e '.[{extra}]' (in a clone of fleetfoot)"
     missing = [one for one in wanted if installed(one) is None] or wanted
     line = " ".join(["pip install", *(shlex.quote(str(one)) for one in missing)])
     return f"{line} ({ADVICE[extra]})" if extra in ADVICE else line
