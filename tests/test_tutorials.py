@@ -1,5 +1,6 @@
-"""The code of the README, the tutorials and some other pages runs, in the order of the page: Python in one namespace, `fleetfoot` commands in-process.
+"""The code of the README, the tutorials and some other pages runs, in the order of the page.
 
+Python runs in one namespace, and `fleetfoot` commands in this process.
 Trainings are cut to a few vec steps and films to half a second: what is tested is that the pages work.
 Long pages, and blocks after `<!-- slow -->`, run with `pytest -m slow tests/test_tutorials.py`.
 """
