@@ -1,6 +1,8 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests, with coverage (88 % at least, where no ARGS choose among them)
 # make check                                 lint, format, types, import layering, spelling
+# make docs                                  the documentation as a site, in build/site; a dead link or a missing page fails
+# make package                               the wheel and the source archive, in dist/, checked, and tried outside of the clone
 # make bench [ARGS="env replay peers"]       measurements, each with its defaults, written to benchmarks/results/
 # make humanoid-bench                        HumanoidBench, from its repository, into the virtual environment
 # make clean | distclean                     remove caches | and the virtual environment; runs/ stays
@@ -8,7 +10,7 @@
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
 # pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter.
 
-.PHONY: train test check bench humanoid-bench clean distclean
+.PHONY: train test check docs package bench humanoid-bench clean distclean
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
@@ -37,6 +39,16 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python docs/site/check.py build/site
+
+package: $(VENV)/.installed-dev
+	rm -rf dist build/lib build/bdist.*
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	bash .ci/try-wheel $(PYTHONS)
 
 bench: $(VENV)/.installed-dev
 	set -e; for name in $(or $(ARGS),env replay peers); do $(BIN)/python -m benchmarks $$name; done

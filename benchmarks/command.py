@@ -38,6 +38,10 @@ BENCHMARKS = {
     "replay": ("speed.replay:bench_replay", "replay: memory, sampling speed, priorities"),
     "atari": ("speed.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "envpool": ("speed.envpool:bench_envpool", "EnvPool: our adapter and the bare EnvPool"),
+    "processes": (
+        "speed.processes:bench_processes",
+        "Gymnasium environments in processes: ours and AsyncVectorEnv",
+    ),
     "mjlab": ("speed.mjlab:bench_mjlab", "mjlab: our adapter and mjlab's own environment"),
     "robot": (
         "speed.robot:bench_robot",

@@ -266,7 +266,7 @@ def test_tensorboard_reads_back_and_resumes(tmp_path: Path) -> None:
 
 def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'fleetfoot\[wandb\]'") as error:
+    with pytest.raises(UserError, match=r"pip install 'wandb>=") as error:
         LogConfig(wandb_project="p").build(tmp_path, total_vec_steps=1)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []

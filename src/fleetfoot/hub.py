@@ -20,6 +20,7 @@ from fleetfoot import api
 from fleetfoot.checkpoint.read import read_pointer
 from fleetfoot.checkpoint.version import library
 from fleetfoot.errors import UserError, one_line, writing
+from fleetfoot.extras import install_line
 from fleetfoot.files import read_bytes
 from fleetfoot.run.folder import read_recipe
 
@@ -212,9 +213,7 @@ def library_of_hub() -> Any:
         import huggingface_hub
         from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
-        raise UserError(
-            "push and pull need huggingface_hub: pip install 'fleetfoot[hub]'"
-        ) from error
+        raise UserError(f"push and pull need huggingface_hub: {install_line('hub')}") from error
     disable_progress_bars()
     return huggingface_hub
 

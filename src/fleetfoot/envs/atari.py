@@ -28,6 +28,7 @@ from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.host import HostEnv
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import install_line
 from fleetfoot.system import usable_cores
 
 FRAME_SKIP = 4  # frames of the console per step
@@ -251,5 +252,5 @@ def _load(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise UserError(
-            "Atari games need ale-py 0.12.1 or newer: pip install 'fleetfoot[atari]'"
+            f"Atari games need ale-py 0.12.1 or newer: {install_line('atari')}"
         ) from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot.errors import UserError, one_line, writing
+from fleetfoot.extras import install_line
 from fleetfoot.files import read_bytes, write_text
 from fleetfoot.log.meter import Counters
 
@@ -44,7 +45,7 @@ class WandB:
             import wandb
         except ImportError as error:
             raise UserError(
-                "W&B logging needs the wandb package: pip install 'fleetfoot[wandb]'"
+                f"W&B logging needs the wandb package: {install_line('wandb')}"
             ) from error
         run_id = _id(folder, "wandb-id.txt")
         try:
@@ -88,7 +89,7 @@ class Trackio:
             import trackio
         except ImportError as error:
             raise UserError(
-                "Trackio logging needs the trackio package: pip install 'fleetfoot[trackio]'"
+                f"Trackio logging needs the trackio package: {install_line('trackio')}"
             ) from error
         # A run is known by its name alone, so that of another folder must not be equal.
         name = f"{folder.name}-{_id(folder, 'trackio-id.txt')}"

@@ -24,6 +24,7 @@ from fleetfoot.compare import Ask, Comparison, compare
 from fleetfoot.compare.comparison import AXES, TaskScale
 from fleetfoot.compare.groups import groups_of
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 from fleetfoot.report import charts
 from fleetfoot.report.facts import Facts, Film, read_facts
 from fleetfoot.report.tables import (
@@ -312,7 +313,7 @@ def plotly_source() -> str:
     try:
         offline = importlib.import_module("plotly.offline")
     except ImportError as error:
-        raise UserError("reports need plotly: pip install 'fleetfoot[report]'") from error
+        raise UserError(f"reports need plotly: {install_line('report')}") from error
     return str(offline.get_plotlyjs())
 
 
