@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fleetfoot.cli.main import main
+from support import command
 from support.fake_runs import make_run
 
 pytest.importorskip("rliable")
 
 
 def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", *args])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, *capsys.readouterr()
+    return command.call(capsys, "compare", *args)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ import pytest
 from fleetfoot import recipes
 from fleetfoot.cli import scale_run
 from fleetfoot.cli.form import parse_recipe
-from fleetfoot.cli.main import main
 from fleetfoot.cli.train import Options
 from fleetfoot.data import Continuous, EnvSpec
 from fleetfoot.errors import UserError
@@ -23,6 +22,7 @@ from fleetfoot.run.folder import load_own_parts, write_recipe, write_spec
 from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
 from fleetfoot.study import open_study
+from support import command
 from support.planted_study import Planted, on_law
 from support.runs import small
 
@@ -33,10 +33,7 @@ RANGE = ("--low", "0", "--high", "1000", "--reps", "5")
 
 
 def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(["scale", *args])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, *capsys.readouterr()
+    return command.call(capsys, "scale", *args)
 
 
 @pytest.fixture(autouse=True)
