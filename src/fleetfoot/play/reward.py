@@ -36,10 +36,12 @@ class RewardMeter:
     def knows(robot: SimulatedRobot, about: deploy.About) -> bool:
         return robot.robot.name in terms.SPECS and about.raw["robot"].get("task") == Joystick.name
 
+    @torch.inference_mode()
     def begin(self) -> None:
         self.state: State = self.task.begin(self._draw(), None)
         self.action = self.last = torch.zeros(1, self.robot.built.num_joints)
 
+    @torch.inference_mode()
     def step(self, action: deploy.controller.Numbers) -> list[float]:
         """After a control step with this action: the weighted terms, per second."""
         robot, built = self.robot, self.robot.built

@@ -34,6 +34,7 @@ class Scene:
         self.model = robot.robot.pictured()
         self.data = mujoco.MjData(self.model)
         self.frames = 0
+        self._pointed: dict[str, NDArray[np.float32]] = {}
         self._pulled = pulled
         self.world = server.scene.add_frame("/world", show_axes=False)
         self._light()
@@ -144,10 +145,13 @@ class Scene:
             x, y = (float(v) for v in wanted[:2]) if len(wanted) >= 2 else (0.0, 0.0)
             arrow = self.arrows[name]
             arrow.visible = math.hypot(x, y) > 0.05
-            if arrow.visible:
-                begin = top + np.array([0.0, 0.0, lift])
-                way = np.array([cos * x - sin * y, sin * x + cos * y, 0.0])
-                arrow.points = np.array([[begin, begin + 0.8 * way]], np.float32)
+            if not arrow.visible:
+                continue
+            arrow.position = top + np.array([0.0, 0.0, lift])
+            way = np.array([cos * x - sin * y, sin * x + cos * y, 0.0])
+            points = np.array([[np.zeros(3), 0.8 * way]], np.float32)
+            if np.abs(points - self._pointed.get(name, 1e9)).max() > 0.01:  # a new shape costs
+                arrow.points = self._pointed[name] = points
         rope, pull = self.arrows["rope"], self.robot.pull
         rope.visible = pull is not None
         if pull is not None:

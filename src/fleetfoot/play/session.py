@@ -102,7 +102,7 @@ class RobotSession:
             reward = record.terms.sum(1)[-50:].mean() if record.terms.size else None
             if reward is not None:
                 lines.append(("reward", f"{reward:.2f} per s", ""))
-        lines.append(("speed", f"{sim.speed * min(1.0, sim.real_time):.2f} x real time", ""))
+        lines.append(("speed", f"{sim.speed * sim.real_time:.2f} x real time", ""))
         if sim.paused:
             lines.append(("", "paused", "warn"))
         return {

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 Color: TypeAlias = tuple[int, int, int]
 Numbers: TypeAlias = NDArray[Any]
-SHELL: Color = (236, 238, 242)
+SHELL: Color = (224, 228, 235)
 LIMB: Color = (74, 84, 100)
 SOLE: Color = (38, 42, 50)
-ACCENT: Color = (255, 122, 36)
+ACCENT: Color = (240, 118, 40)
 COLLIDES = 3  # MuJoCo draws geoms of this group and above only when asked
 BONE = 0.045  # m: a shorter way from joint to joint needs no bone
 
@@ -87,7 +87,7 @@ def _primitive(kind: int, size: Numbers) -> Any:
         return _rounded_cylinder(size[0], size[1])
     if kind == geom.mjGEOM_BOX:
         return _rounded_box(size)
-    if kind in (geom.mjGEOM_SPHERE, geom.mjGEOM_ELLIPSOID):
+    if kind == geom.mjGEOM_SPHERE or kind == geom.mjGEOM_ELLIPSOID:
         ball = make.uv_sphere(radius=1.0, count=[16, 16])
         ball.apply_scale(size if kind == geom.mjGEOM_ELLIPSOID else size[0])
         return ball

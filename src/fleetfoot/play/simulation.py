@@ -20,6 +20,7 @@ from fleetfoot.play.history import History
 from fleetfoot.play.reward import RewardMeter
 from fleetfoot.play.robot import Array, SimulatedRobot
 
+LATEST = 0.1  # seconds behind the wall clock that are still made up for
 LYING = 1.5  # seconds a fallen robot lies before it is put back on its feet
 
 
@@ -118,7 +119,7 @@ class Simulation:
                 if self.reward is not None:
                     self.reward.begin()
             self.controller = deploy.Controller(self.policies[self.current])
-            self._due = time.monotonic()
+            self._due = self._paced = time.monotonic()
             self._down = 0.0
             try:
                 deploy.drive(self.robot, self.controller, clock=self.robot.clock, wait=self._wait)
@@ -150,7 +151,7 @@ class Simulation:
                 self._wake.wait(0.5)
         self._single = False
         if held:
-            self._due = time.monotonic()
+            self._due = self._paced = time.monotonic()
         if self._leave or self._closed:
             raise Left
 
@@ -180,12 +181,14 @@ class Simulation:
 
     def _pace(self, seconds: float) -> None:
         """Keep to the wall clock; what cannot be kept is given up, not made up for."""
-        self._due += seconds / self.speed
+        wanted = seconds / self.speed
+        self._due += wanted
         late = time.monotonic() - self._due
         if late < 0.0:
             time.sleep(-late)
-            late = 0.0
-        took = seconds / self.speed + max(0.0, late)
-        self.real_time += 0.05 * (seconds / took - self.real_time)
-        if late > 0.1:
+        elif late > LATEST:
             self._due += late
+        now = time.monotonic()
+        share = min(1.0, wanted / max(now - self._paced, 1e-9))
+        self._paced = now
+        self.real_time += 0.05 * (share - self.real_time)
