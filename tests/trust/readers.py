@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 
-from fleetfoot import api, checkpoint, train
+from fleetfoot import api, checkpoint, deploy, train
 from fleetfoot.compare import runs as compared
 from fleetfoot.log import curve
+from fleetfoot.play.source import SHIPPED
 from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import open_study, read_study
 from support.runs import tensors
@@ -75,7 +77,12 @@ def make_study(folder: Path) -> None:
     read_table(folder).write(folder / "table.csv")
 
 
+def make_export(folder: Path) -> None:
+    shutil.copytree(SHIPPED, folder, dirs_exist_ok=True)
+
+
 READERS = {
+    "exported": Reader(make_export, lambda folder: deploy.load(folder).check() < 1e-4),
     "resume": Reader(make_run, resumed),
     "evaluate": Reader(make_run, evaluated),
     "load_policy": Reader(make_run, loaded_policy),

@@ -131,18 +131,24 @@ class Page:
     async def _input(self, connection: Any) -> None:
         await connection.send(json.dumps({"config": self.config}))
         telling = asyncio.create_task(self._tell(connection))
+        let_go: dict[str, Json] = {}  # what is said for a browser that leaves while it holds something
         try:
             async for message in connection:
-                if isinstance(message, str) and len(message) < 1_000:
-                    with contextlib.suppress(ValueError):
-                        said = json.loads(message)
-                        if isinstance(said, dict):
-                            self.hear(said)
+                said = _parsed(message)
+                match said:
+                    case {"steer": list(wanted)}:
+                        let_go["steer"] = {"steer": [0.0] * len(wanted)}
+                    case {"key": _}:
+                        let_go["key"] = {"key": "", "down": False}
+                if said is not None:
+                    self.hear(said)
         except Exception as error:
             if type(error).__module__.split(".")[0] != "websockets":  # a browser that went away
                 raise
         finally:
             telling.cancel()
+            for words in let_go.values():
+                self.hear(words)
 
     async def _tell(self, connection: Any) -> None:
         told, shown = 0.0, b""
@@ -176,6 +182,15 @@ class Page:
             proxy=None,
         ) as viser:
             await asyncio.gather(pump(connection, viser), pump(viser, connection))
+
+
+def _parsed(message: str | bytes) -> Json | None:
+    """What a browser says; None where it is nonsense."""
+    if isinstance(message, str) and len(message) < 1_000:
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(message)
+            return said if isinstance(said, dict) else None
+    return None
 
 
 def bind(host: str, port: int | None) -> socket.socket:
