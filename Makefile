@@ -1,5 +1,6 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests, with coverage (88 % at least, where no ARGS choose among them)
+# make play  [ARGS="runs/RUN"]               drive a walking robot, or the policy of a run, in the browser
 # make check                                 lint, format, types, import layering, spelling
 # make bench [ARGS="env replay peers"]       measurements, each with its defaults, written to benchmarks/results/
 # make clean | distclean                     remove caches | and the virtual environment; runs/ stays
@@ -7,7 +8,7 @@
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
 # pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter.
 
-.PHONY: train test check bench clean distclean
+.PHONY: train test play check bench clean distclean
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
@@ -29,6 +30,9 @@ train: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --cov=fleetfoot --cov-report=term $(if $(strip $(ARGS)),--cov-fail-under=0) $(ARGS)
+
+play: $(VENV)/.installed-play
+	$(BIN)/fleetfoot play $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -52,6 +56,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.whole
 	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-play
+
+$(VENV)/.installed-play: pyproject.toml constraints.txt | $(VENV)/.whole
+	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
+	$(PIP) torch
+	$(PIP) -e '.[play,export]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.whole:

@@ -136,6 +136,7 @@ def extras() -> list[Finding]:
         ("Ray", "ray", "ray"),
         ("plots", "matplotlib", "plot"),
         ("export", "onnxscript", "export"),
+        ("play", "viser", "play"),
         ("comparisons", "rliable", "compare"),
         ("scaling laws", "scikit-learn", "scale"),
         ("bench peers", "stable-baselines3", "bench"),

@@ -131,7 +131,9 @@ class Page:
     async def _input(self, connection: Any) -> None:
         await connection.send(json.dumps({"config": self.config}))
         telling = asyncio.create_task(self._tell(connection))
-        let_go: dict[str, Json] = {}  # what is said for a browser that leaves while it holds something
+        let_go: dict[
+            str, Json
+        ] = {}  # what is said for a browser that leaves while it holds something
         try:
             async for message in connection:
                 said = _parsed(message)
