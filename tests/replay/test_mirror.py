@@ -12,6 +12,7 @@ import torch
 
 from fleetfoot import api
 from fleetfoot.data import Continuous, EnvSpec, Obs, Reflection, Symmetry, Transition
+from fleetfoot.envs.check.contract import ContractError, check_spec
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import UserError
 from fleetfoot.replay.held_out import HeldOutUniformConfig
@@ -149,6 +150,8 @@ def test_what_is_no_symmetry(change: dict[str, Any], problem: str) -> None:
     spec = replace(SPEC, symmetry=replace(SYMMETRY, **change))
     with pytest.raises(UserError, match=problem):
         ReplayConfig(capacity=80, mirror=True).build(spec, gamma=0.9, seed=0, device=CPU)
+    with pytest.raises(ContractError, match=f"clause 'spec' is broken .* symmetry: .*{problem}"):
+        check_spec(spec, 4, CPU)
 
 
 def test_an_environment_without_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfoot import UserError, api, checkpoint, train
+from fleetfoot import UserError, api, checkpoint
 from fleetfoot.checkpoint import Checkpoint, version
 from fleetfoot.config import from_json, to_json
 from fleetfoot.envs.gym import GymConfig
@@ -31,19 +31,6 @@ from support.forked import command
 from support.trust_recipes import tiny
 
 SAMPLES = Path(__file__).parent / "samples"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train(tiny(), folder)
-    return folder
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    """A finished run that a test may spoil."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def resealed(run: Path, change: Callable[[dict[str, Any]], None], recipe: Any = None) -> None:

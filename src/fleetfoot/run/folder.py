@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
                 go_on = f"; fleetfoot resume {place} continues it" if is_run(place) else ""
                 raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
         return place
-    name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain = re.sub(r"[^\w.+-]+", "-", recipe.name)
+    name = f"{plain}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     places = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in range(1, 1000))
     return next(place for place in places if not place.exists())
 
