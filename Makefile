@@ -1,5 +1,6 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests, with coverage (88 % at least, where no ARGS choose among them)
+# make play  [ARGS="runs/RUN"]               drive a walking robot, or the policy of a run, in the browser
 # make check                                 lint, format, types, import layering, spelling
 # make docs                                  the documentation as a site, in build/site; a dead link or a missing page fails
 # make package                               the wheel and the source archive, in dist/, checked, and tried outside of the clone
@@ -10,7 +11,7 @@
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
 # pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter.
 
-.PHONY: train test check docs package bench humanoid-bench clean distclean
+.PHONY: train test play check docs package bench humanoid-bench clean distclean
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
@@ -32,6 +33,9 @@ train: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --cov=fleetfoot --cov-report=term $(if $(strip $(ARGS)),--cov-fail-under=0) $(ARGS)
+
+play: $(VENV)/.installed-play
+	$(BIN)/fleetfoot play $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -73,6 +77,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.whole
 	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-play
+
+$(VENV)/.installed-play: pyproject.toml constraints.txt | $(VENV)/.whole
+	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
+	$(PIP) torch
+	$(PIP) -e '.[play,export]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.whole:

@@ -47,6 +47,7 @@ BENCHMARKS = {
         "speed.robot:bench_robot",
         "robots: the vec step beside the bare physics, and recorded against eager",
     ),
+    "play": ("speed.play:bench_play", "pictures per second of fleetfoot play, with a browser"),
     "deploy": (
         "speed.deploy:bench_deploy",
         "an exported policy: one control step on one core, without torch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import torch
 
-from fleetfoot import api, checkpoint, report, train
+from fleetfoot import api, checkpoint, deploy, report, train
 from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.compare import runs as compared
 from fleetfoot.log import curve
+from fleetfoot.play.source import SHIPPED
 from fleetfoot.scale import analysis
 from fleetfoot.scale.report import write_tables
 from fleetfoot.scale.suggest import Laws
@@ -109,7 +111,12 @@ def suggested(folder: Path) -> list[Any]:
     return [laws.options(one, task) for one in found for task in laws.recipes]
 
 
+def make_export(folder: Path) -> None:
+    shutil.copytree(SHIPPED, folder, dirs_exist_ok=True)
+
+
 READERS = {
+    "exported": Reader(make_export, lambda folder: deploy.load(folder).check() < 1e-4),
     "resume": Reader(make_run, resumed),
     "evaluate": Reader(make_run, evaluated),
     "load_policy": Reader(make_run, loaded_policy),

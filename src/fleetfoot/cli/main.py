@@ -26,6 +26,14 @@ COMMANDS = {
         "fleetfoot.cli.export",
         "write a run's policy as ONNX, with all that a robot needs: fleetfoot export RUN",
     ),
+    "play": (
+        "fleetfoot.cli.play",
+        "drive a robot by its policy, in the browser: fleetfoot play [RUN|FOLDER|policy.onnx]",
+    ),
+    "watch": (
+        "fleetfoot.cli.watch",
+        "see a run's newest policy while it trains: fleetfoot watch RUN",
+    ),
     "compare": (
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",

@@ -146,6 +146,7 @@ class AtariEnv(HostEnv):
             episode_length=None if config.life_loss else self.limit,
             frame_stack=STACK,
             step_seconds=FRAME_SKIP * FRAME_SECONDS,
+            description={"actions": self._buttons()},
         )
         # Word i of nothing but (seed, i): the same for any number of consoles.
         self.seeds: NDArray[np.int64] | None = np.array(
@@ -159,6 +160,11 @@ class AtariEnv(HostEnv):
         self.lives = np.zeros(num_envs, dtype=np.int32)
         self.past = np.zeros(num_envs, dtype=np.int64)  # frames in the stack from an earlier life
         self.newest = np.zeros((num_envs, STACK, SIDE, SIDE), dtype=np.uint8)  # for pictures
+
+    def _buttons(self) -> list[str]:
+        """What each action presses: NOOP, FIRE, UP, ..."""
+        names = _load("ale_py").Action
+        return [names(int(action)).name for action in self.envs.ale.get_action_set()]
 
     def reset(self) -> Obs:
         # Only the first reset plants the seeds: later ones go on in each console's own stream.
