@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("viser", reason="needs viser: pip install fleetfoot[play]")
+pytest.importorskip("viser", reason="needs viser, of the extra play")
 
 from PIL import Image
 

@@ -1,4 +1,4 @@
-"""What only `pip install fleetfoot[play]` brings, imported where it is needed."""
+"""What only the extra `play` brings, imported where it is needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 
 def viser_module() -> Any:
@@ -14,7 +15,7 @@ def viser_module() -> Any:
         import viser
     except ImportError as error:
         raise UserError(
-            f"the page needs packages that are not installed ({error}): pip install fleetfoot[play]"
+            f"the page needs packages that are not installed ({error}): {install_line('play')}"
         ) from None
     return viser
 
