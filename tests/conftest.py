@@ -7,6 +7,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -29,6 +30,13 @@ def _one_thread() -> None:
     """Also after a test that trained with more: two processes with a thread for every core take several times as long,
     because each waits for threads that are not running."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 # What takes seconds to make is made once: under xdist the tests of these files run in one process.

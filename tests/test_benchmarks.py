@@ -25,10 +25,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.run import build as run
 from support.command import call, refusal
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def measured(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from fleetfoot.run.folder import (
     write_recipe,
 )
 from fleetfoot.run.loading import buildable, check_finite
+from fleetfoot.run.provenance import recorded
 from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
 from fleetfoot.topologies.multi_seed import seeds as multi_seed
@@ -65,6 +66,7 @@ def train(recipe: Recipe, folder: Path | str | None = None) -> Result:
             if ranks.first:
                 place = new_folder(recipe, folder)
                 stack.enter_context(new_run(place, recipe))
+                stack.enter_context(recorded(place))
         return recipe.topology.run(recipe, place, None)
 
 
@@ -81,6 +83,7 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
         folders = multi_seed.make_folders(place, recipe, seeds)
         for seed_folder in folders:
             stack.enter_context(folder_lock(seed_folder))
+        stack.enter_context(recorded(*folders))
         try:
             return multi_seed.train(recipe, seeds, folders)
         except UserError:
@@ -129,6 +132,8 @@ def resume_seeds_as(
             if not has_checkpoint(seed_folder):
                 clear(seed_folder)
             write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
+        left = [one for one in folders if not multi_seed.is_finished(one, recipe)]
+        stack.enter_context(recorded(*left))
         return multi_seed.train(recipe, [other.seed for other in stored], folders)
 
 
@@ -174,6 +179,7 @@ def resume_as(
                 if not begun:
                     clear(place)
                 write_recipe(place, recipe)
+                stack.enter_context(recorded(place))
         return recipe.topology.run(recipe, place, state)
 
 

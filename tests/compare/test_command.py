@@ -8,23 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from support import command
+from support.command import call
 from support.fake_runs import make_run
 
 pytest.importorskip("rliable")
 
 
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    return command.call(capsys, "compare", *args)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture
-def runs() -> Path:
+def runs(elsewhere: Path) -> Path:
     root = Path("runs")
     for seed in range(3):
         for task in ("walker-run", "dog-run"):
@@ -36,7 +30,7 @@ def runs() -> Path:
 def test_pictures_json_and_a_table_at_the_end(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = call(capsys, str(runs), "--reps", "200", "--folder", "out")
+    code, out, err = call(capsys, "compare", str(runs), "--reps", "200", "--folder", "out")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()[-2:]]
     assert rows[0][:3] == ["bro/x", "6", "0.601"]
@@ -49,7 +43,9 @@ def test_pictures_json_and_a_table_at_the_end(
     assert [group["name"] for group in made["groups"]] == ["bro/x", "sac/x"]
     assert made["groups"][0]["iqm"]["value"] == pytest.approx(0.601)
     assert made["tasks"]["dog-run"]["range"] == [0.0, 1000.0]
-    call(capsys, "runs/*-seed[012]", "--reps", "200", "--folder", "out")  # a pattern: the same runs
+    call(
+        capsys, "compare", "runs/*-seed[012]", "--reps", "200", "--folder", "out"
+    )  # a pattern: the same runs
     assert (Path("out") / "compare.json").read_text() == first
 
 
@@ -81,7 +77,7 @@ def test_mistakes_get_one_line(
     for name, text in (("torn", "{"), ("odd", "[]")):
         Path(name).mkdir()
         (Path(name) / "recipe.json").write_text(text)
-    code, out, err = call(capsys, *args)
+    code, out, err = call(capsys, "compare", *args)
     assert (code, out) == (2, "")
     assert err.startswith("fleetfoot: ")
     assert err.count("\n") == 1
@@ -94,6 +90,6 @@ def test_without_the_extra_the_line_names_it(
     monkeypatch.setitem(sys.modules, "rliable", None)
     for name in [name for name in sys.modules if name.startswith("rliable.")]:
         monkeypatch.delitem(sys.modules, name)
-    code, _, err = call(capsys, str(runs))
+    code, _, err = call(capsys, "compare", str(runs))
     assert code == 2
-    assert "pip install 'fleetfoot[compare]'" in err
+    assert "pip install 'rliable~=" in err

@@ -22,7 +22,7 @@ from fleetfoot.run.folder import load_own_parts, write_recipe, write_spec
 from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
 from fleetfoot.study import open_study
-from support import command
+from support.command import call
 from support.planted_study import Planted, on_law
 from support.runs import small
 
@@ -32,17 +32,11 @@ pytest.importorskip("sklearn")
 RANGE = ("--low", "0", "--high", "1000", "--reps", "5")
 
 
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    return command.call(capsys, "scale", *args)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture
-def table() -> Path:
+def table(elsewhere: Path) -> Path:
     planted = Planted(noise=0.05)
     keys = on_law(planted, (0.25, 0.5, 1.0, 2.0, 4.0))
     return planted.table(keys, evaluations=100).write(Path("table.csv"))
@@ -73,7 +67,7 @@ def make_run(folder: Path, recipe: Recipe, returns: list[float]) -> None:
 def test_fit_writes_tables_pictures_and_a_page_and_repeats_itself(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = call(capsys, "fit", str(table), *RANGE)
+    code, out, err = call(capsys, "scale", "fit", str(table), *RANGE)
     assert (code, err) == (0, "")
     assert out.startswith(
         "Scaling study of sac/pendulum\n8 seeds at update-to-data ratios 0.25, 0.5, 1, 2, 4.\n"
@@ -87,19 +81,19 @@ def test_fit_writes_tables_pictures_and_a_page_and_repeats_itself(
     assert Path("fit/evaluations.csv").read_bytes() == table.read_bytes()
     assert len(Path("fit/crossings.csv").read_text().splitlines()) == 6
     first = Path("fit/fit.json").read_text()
-    call(capsys, "fit", "fit/evaluations.csv", *RANGE, "--folder", "again")
+    call(capsys, "scale", "fit", "fit/evaluations.csv", *RANGE, "--folder", "again")
     assert Path("again/fit.json").read_text() == first
 
 
 def test_suggestions_are_options_that_train_takes(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call(capsys, "fit", str(table), *RANGE)
+    call(capsys, "scale", "fit", str(table), *RANGE)
     laws = json.loads(Path("fit/fit.json").read_text())
     load_own_parts()
     ratios = {}
     for name, value in (("budget", 3e12), ("seconds", 100.0), ("env-steps", 60_000.0)):
-        code, out, err = call(capsys, "suggest", "fit", f"--{name}", str(value))
+        code, out, err = call(capsys, "scale", "suggest", "fit", f"--{name}", str(value))
         assert (code, err) == (0, "")
         first, command = out.splitlines()
         words = shlex.split(command)
@@ -130,8 +124,8 @@ def test_a_study_has_its_own_recipe_in_its_suggestions(
     base = recipes.get("sac/pendulum")
     changed = replace(base, num_envs=20, gamma=0.9, agent=replace(base.agent, tau=0.01))  # type: ignore[type-var]
     open_study(Path("study"), {"a": changed}, 8)
-    call(capsys, "fit", str(table), *RANGE, "--folder", "study/fit")
-    code, out, _ = call(capsys, "suggest", "study", "--seconds", "100")
+    call(capsys, "scale", "fit", str(table), *RANGE, "--folder", "study/fit")
+    code, out, _ = call(capsys, "scale", "suggest", "study", "--seconds", "100")
     words = out.splitlines()[1].split()
     assert code == 0
     for flag, value in (("--num-envs", "20"), ("--gamma", "0.9"), ("--agent.tau", "0.01")):
@@ -140,7 +134,7 @@ def test_a_study_has_its_own_recipe_in_its_suggestions(
 
 def test_new_runs_can_follow_the_laws(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The batch size of the planted study is 256 / sqrt(ratio), its learning rate 1e-3 ratio^-0.3."""
-    call(capsys, "fit", str(table), *RANGE, "--folder", "study/fit")
+    call(capsys, "scale", "fit", str(table), *RANGE, "--folder", "study/fit")
     options = scale_run.Options(folder=Path("study"))
     settings = scale_run.along_the_laws(recipes.get("sac/pendulum"), (1.0, 16.0), options)
     assert [(one.utd, one.batch) for one in settings] == [(1.0, 256), (16.0, 64)]
@@ -226,7 +220,7 @@ def test_mistakes_get_one_line(
     )
     double = [row.replace("sac/pendulum", "sac/other") for row in rows[:100]]
     Path("twice.csv").write_text("\n".join([head, *rows, *double]))
-    code, out, err = call(capsys, *args)
+    code, out, err = call(capsys, "scale", *args)
     assert (code, out) == (2, "")
     assert err.startswith("fleetfoot: ")
     assert err.count("\n") == 1
@@ -235,9 +229,9 @@ def test_mistakes_get_one_line(
 
 
 def test_too_small_a_budget_is_refused(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call(capsys, "fit", str(table), *RANGE)
+    call(capsys, "scale", "fit", str(table), *RANGE)
     for name, unit in (("budget", "FLOPs"), ("seconds", "seconds"), ("env-steps", "env steps")):
-        code, _, err = call(capsys, "suggest", "fit", f"--{name}", "0.5")
+        code, _, err = call(capsys, "scale", "suggest", "fit", f"--{name}", "0.5")
         assert code == 2
         assert f"0.5 {unit} are too few: the lowest score of this study, 200, needs" in err
 
@@ -259,7 +253,7 @@ def test_mixed_recipes_are_refused(
     recipe = small("sac/pendulum")
     make_run(Path("mixed/a/seed-0"), recipe, [1.0])
     make_run(Path("mixed/b/seed-0"), replace(recipe, **change), [1.0])
-    code, _, err = call(capsys, "fit", "mixed")
+    code, _, err = call(capsys, "scale", "fit", "mixed")
     assert code == 2
     assert says in err
     assert err.count("\n") == 1
@@ -288,7 +282,7 @@ def test_a_table_is_read_from_run_folders(capsys: pytest.CaptureFixture[str]) ->
     assert [run.env_steps.tolist() for run in table.runs] == [[80.0, 160.0, 240.0]] * 4
     path = table.write(Path("table.csv"))
     assert read_table(path).write(Path("again.csv")).read_bytes() == path.read_bytes()
-    code, _, err = call(capsys, "fit", "study")
+    code, _, err = call(capsys, "scale", "fit", "study")
     assert (code, "at least 3 update-to-data ratios" in err) == (2, True)
 
 
@@ -297,9 +291,9 @@ def test_without_the_extra_the_line_names_it(
     package: str, table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    code, _, err = call(capsys, "fit", str(table))
+    code, _, err = call(capsys, "scale", "fit", str(table))
     assert code == 2
-    assert "pip install 'fleetfoot[scale]'" in err
+    assert "pip install 'scipy>=" in err
     assert err.count("\n") == 1
 
 
@@ -309,6 +303,6 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--help"], "--folder STUDY"),
         (["fit", "--help"], "--delta"),
     ):
-        code, out, _ = call(capsys, *args)
+        code, out, _ = call(capsys, "scale", *args)
         assert code == 0
         assert word in out

@@ -35,6 +35,7 @@ from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig
 from fleetfoot.envs.robot.describe import describe_task
 from fleetfoot.envs.robot.engine import Engine, make_starts
 from fleetfoot.envs.robot.layout import Layout, StateLayout, check_saved, columns
+from fleetfoot.envs.robot.mirror import symmetry
 from fleetfoot.envs.robot.physics import PhysicsConfig
 from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Robot
@@ -113,12 +114,16 @@ class RobotEnv:
         self._frames = layout.frames
         self._buffer = torch.zeros(rows, layout.frames.length, layout.frame_size, device=self._home)
         self._flat = torch.zeros(layout.flat_size(), device=self._home)
+        mirrored = symmetry(
+            self.built, self.task.mirror, layout.terms, layout.extra, self.cfg.history
+        )
         self._flags = torch.zeros(2, rows, dtype=torch.bool, device=self._home)
         name = f"{self.robot.name}-{self.task.name}"
         self.spec = replace(
             layout.spec(name, self.built.num_joints, device, self.dt),
             episode_length=self.task.episode_length,
             description=self.describe(),
+            symmetry=mirrored,
         )
 
     @property

@@ -53,7 +53,8 @@ class Layout:
             self.frame_size, torch.tensor(sensed, device=device), cfg.history, cfg.obs_delay
         )
         self.actor_size = self.frame_size * cfg.history
-        self.extra_size = sum(int(value.shape[1]) for value in extra.values())
+        self.extra = {name: int(value.shape[1]) for name, value in extra.items()}
+        self.extra_size = sum(self.extra.values())
         paid = task.reward(now, torch.zeros(rows, dtype=torch.bool, device=device))
         if any(value.shape != (rows,) for value in paid.values()):
             raise UserError(f"reward() of {task.name} must return terms of shape [robots].")
