@@ -13,6 +13,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from fleetfoot.errors import UserError, nearest
@@ -159,6 +160,27 @@ def from_json(tree: Any) -> Any:
     if isinstance(tree, list):
         return tuple(from_json(v) for v in tree)
     return tree
+
+
+def flat_fields(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field of a part in JSON, by its dotted name. The value of a part is its class; its fields follow."""
+    for key, value in tree.items():
+        if key == "part":
+            continue
+        if isinstance(value, dict) and "part" in value:
+            yield f"{path}{key}", value["part"]
+            yield from flat_fields(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def shown(value: Any) -> str:
+    """A value of a field on one line. 1 and 1.0, which are the same to a part, look the same."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value))}]"
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
 
 
 def dumps(value: Any) -> str:

@@ -31,6 +31,8 @@ from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.system import resolve_device
 
+MOST_NAME = 150  # characters; it becomes a part of a folder's name
+
 
 @dataclass(frozen=True)
 class Result:
@@ -160,6 +162,10 @@ class Recipe:
         for name in positive:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not self.name.strip() or not self.name.isprintable() or len(self.name) > MOST_NAME:
+            raise UserError(
+                f"name must be 1 to {MOST_NAME} printable characters, not {self.name!r:.80}."
+            )
         if not 0.0 <= self.gamma <= 1.0:
             raise UserError(f"gamma must lie between 0 and 1, not {self.gamma}.")
         if not self.env_timeout > 0:

@@ -163,8 +163,11 @@ def test_unfinished_runs_and_runs_without_evaluations(tmp_path: Path) -> None:
     make_run(tmp_path, "a/it", 2, [])
     made = compared(tmp_path)
     assert len(made.groups[0].scores["pendulum"]) == 1
-    assert sum("has made 50% of its steps" in note for note in made.notes) == 1
-    assert sum("no evaluations" in note for note in made.notes) == 1
+    assert any("fewer steps than its recipe asks for: " in note for note in made.notes)
+    assert any(
+        "no evaluations yet: " in note and "seed2" in note and "seed1" not in note
+        for note in made.notes
+    )
     kept = compared(tmp_path, unfinished=True)
     assert list(kept.groups[0].scores["pendulum"].values()) == [1.0, 5.0]
 
@@ -174,8 +177,11 @@ def test_groups_by_name_and_by_field(tmp_path: Path) -> None:
     make_run(tmp_path, "sac/none", 0, [2.0])
     make_run(tmp_path, "sac/none", 1, [3.0], agent={"part": "SACConfig", "tau": 0.5})
     made = compared(tmp_path)
-    assert [group.name for group in made.groups] == ["sac/ln", "sac/none"]
-    assert any("agent.tau differs (0.1 and 0.5)" in note for note in made.notes)
+    assert [group.name for group in made.groups] == [
+        "sac/ln",
+        "sac/none, agent=FastTD3Config",
+        "sac/none, agent=SACConfig",
+    ]
     by = compared(tmp_path, by=("agent.tau",))
     assert [group.name for group in by.groups] == ["agent.tau=0.1", "agent.tau=0.5"]
     assert any("seed 0 more than once" in note for note in by.notes)
@@ -183,6 +189,45 @@ def test_groups_by_name_and_by_field(tmp_path: Path) -> None:
     assert names[-1] == "agent=SACConfig, sac/none"
     with pytest.raises(UserError, match=r"agent\.tow.*agent\.tau"):
         compared(tmp_path, by=("agent.tow",))
+
+
+def test_two_agents_of_one_name_are_told_apart_and_so_are_their_settings(tmp_path: Path) -> None:
+    """Fields that only one class has, or that have another default there, are not named beside the class."""
+    td3, sac = {"part": "FastTD3Config", "tau": 0.1}, {"part": "FastSACConfig", "tau": 0.2}
+    for seed in (0, 1):
+        for place, agent in (("td3", td3 | {"noise": 1.0}), ("sac", sac | {"alpha": 3})):
+            make_run(tmp_path / place, "a/it", seed, [1.0], agent=agent)
+    names = [group.name for group in compared(tmp_path).groups]
+    assert names == ["a/it, agent=FastSACConfig", "a/it, agent=FastTD3Config"]
+    make_run(tmp_path / "more", "a/it", 0, [1.0], agent=sac | {"alpha": 3.0, "tau": 0.5})
+    names = [group.name for group in compared(tmp_path).groups]
+    assert "a/it, agent=FastSACConfig, agent.tau=0.5" in names
+    assert len(names) == 3  # 3 and 3.0 are the same
+
+
+def test_what_does_not_change_learning_makes_no_group(tmp_path: Path) -> None:
+    make_run(tmp_path / "x", "a/it", 0, [1.0], threads=1, device="cpu", execution="eager")
+    make_run(tmp_path / "y", "a/it", 1, [1.0], threads=4, device="cuda", execution="captured")
+    assert [group.name for group in compared(tmp_path).groups] == ["a/it"]
+
+
+def test_settings_of_a_family_on_several_tasks(tmp_path: Path) -> None:
+    """What differs between tasks by design is no difference; what differs within a task is."""
+    for task, v_max in (("x", 10), ("y", 20)):
+        for tau in (0.1, 0.2):
+            agent = {"part": "FastTD3Config", "tau": tau, "v_max": v_max}
+            make_run(tmp_path / str(tau), f"a/{task}", 0, [1.0, 2.0], task=task, agent=agent)
+    made = compared(tmp_path)
+    assert [group.name for group in made.groups] == ["a, agent.tau=0.1", "a, agent.tau=0.2"]
+    assert list(made.tasks) == ["x", "y"]
+
+
+def test_a_run_that_was_evaluated_too_late_is_left_out_and_named(tmp_path: Path) -> None:
+    make_run(tmp_path, "a/it", 0, [1.0, 2.0])
+    make_run(tmp_path, "b/it", 0, [5.0], every=100)
+    made = compared(tmp_path)
+    assert [group.name for group in made.groups] == ["a/it"]
+    assert any("within the 80 env steps" in note and "b-it" in note for note in made.notes)
 
 
 def test_only_tasks_that_all_groups_have_count(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from fleetfoot.envs.robot import (
     RobotConfig,
     RobotEnv,
 )
-from fleetfoot.envs.robot.env import EngineName
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.physics import EngineName
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
 from fleetfoot.envs.robot.terms import SPECS

@@ -150,13 +150,21 @@ def _narrowed(field: StructFieldSpec, fixed: bool) -> StructFieldSpec:
     if fixed:
         return dataclasses.replace(field, type=kind[type(held), tyro.conf.Fixed])
     if is_part(held):
-        text = " ".join(inspect.cleandoc(held.__doc__ or "").split("\n\n")[0].split())
-        name = type(held).__name__  # the help of a part says which class it is
-        help_text = name if text.startswith(f"{name}(") else f"{name}: {text}"
-        return dataclasses.replace(field, type=type(held), helptext=help_text)
+        return dataclasses.replace(
+            field, type=type(held), helptext=lambda: _about_part(held, field.type)
+        )
     if held is None and may_be_part(field.type):
         return dataclasses.replace(field, type=kind[None, _no_part(field.type)])
     return dataclasses.replace(field, helptext=lambda: _joined(field.helptext))
+
+
+def _about_part(held: Any, hint: Any) -> str:
+    """Which class it is, what that is, and which others could stand there."""
+    name = type(held).__name__
+    text = " ".join(inspect.cleandoc(held.__doc__ or "").split("\n\n")[0].split())
+    about = name if text.startswith(f"{name}(") else f"{name}: {text}"
+    others = sorted(other for other in fitting(hint) if other != name)
+    return f"{about.rstrip('.')}. In its place: {', '.join(others)}." if others else about
 
 
 def _joined(text: str | Callable[[], str | None] | None) -> str | None:

@@ -17,7 +17,7 @@ from fleetfoot.errors import Notice, Program, UserError, nearest, printable
 COMMANDS = {
     "train": (
         "fleetfoot.cli.train",
-        "train a recipe: fleetfoot train [RECIPE] [--field value ...]",
+        "train a recipe, by name or from a file: fleetfoot train [RECIPE] [--field value ...]",
     ),
     "resume": ("fleetfoot.cli.resume", "go on with a stopped run: fleetfoot resume RUN"),
     "evaluate": ("fleetfoot.cli.evaluate", "measure a run's policy: fleetfoot evaluate RUN"),
@@ -26,13 +26,45 @@ COMMANDS = {
         "fleetfoot.cli.export",
         "write a run's policy as ONNX, with all that a robot needs: fleetfoot export RUN",
     ),
+    "play": (
+        "fleetfoot.cli.play",
+        "drive a robot by its policy, in the browser: fleetfoot play [RUN|FOLDER|policy.onnx]",
+    ),
+    "watch": (
+        "fleetfoot.cli.watch",
+        "see a run's newest policy while it trains: fleetfoot watch RUN",
+    ),
     "compare": (
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
     ),
+    "sweep": (
+        "fleetfoot.cli.sweep",
+        "train many settings, by grid or search: fleetfoot sweep RECIPE --over agent.tau=0.005,0.05 --folder STUDY",
+    ),
+    "report": (
+        "fleetfoot.cli.report",
+        "one HTML page about runs, without a network: fleetfoot report RUNS... --out report.html",
+    ),
+    "dashboard": (
+        "fleetfoot.cli.dashboard",
+        "the same, live, for a folder of runs on this machine: fleetfoot dashboard [runs/]",
+    ),
+    "push": (
+        "fleetfoot.cli.push",
+        "upload a run's best policy to Hugging Face: fleetfoot push RUN USER/NAME",
+    ),
+    "pull": (
+        "fleetfoot.cli.pull",
+        "download a policy from Hugging Face: fleetfoot pull USER/NAME",
+    ),
     "scale": (
         "fleetfoot.cli.scale",
         "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
+    ),
+    "recipe": (
+        "fleetfoot.cli.recipe",
+        "a whole recipe, or how two differ: fleetfoot recipe show|diff",
     ),
     "list": ("fleetfoot.cli.listing", "the recipes and the environments there are"),
     "doctor": (

@@ -10,10 +10,9 @@ from fleetfoot import recipes, study
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED
 from fleetfoot.cli.run_folder import program
-from fleetfoot.cli.train import own_recipe
+from fleetfoot.cli.which_recipe import find_recipe
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.folder import load_own_parts
 from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import is_study
@@ -60,10 +59,11 @@ def run(args: list[str], imports: list[str]) -> int:
     while args and not args[0].startswith("-"):
         names.append(args[0])
         args = args[1:]
-    load_own_parts()
     # Without a recipe the options are read all the same, beside those of any recipe, none of which may be given.
     parsed = [
-        parse_recipe(start(name), Options, args, f"fleetfoot scale run {name}", fixed=("name",))
+        parse_recipe(
+            find_recipe(name), Options, args, f"fleetfoot scale run {name}", fixed=("name",)
+        )
         for name in names or [recipes.DEFAULT]
     ]
     options: Options = parsed[0][1]
@@ -86,10 +86,6 @@ def run(args: list[str], imports: list[str]) -> int:
     table = read_table(made.folder).write(made.folder / "evaluations.csv")
     print(f"finished, all evaluations in {table}; to fit the laws:\n  {command} fit {made.folder}")
     return 0
-
-
-def start(name: str) -> Recipe:
-    return own_recipe(name) if ":" in name else recipes.get(name)
 
 
 def opened(chosen: Sequence[Recipe], options: Options, imports: Sequence[str]) -> study.Study:

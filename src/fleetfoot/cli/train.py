@@ -1,4 +1,4 @@
-"""`fleetfoot train [RECIPE] [--field value ...]`"""
+"""`fleetfoot train [RECIPE] [--field value ...]`. A recipe is a name, a file, a run folder or `module:recipe`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetfoot import api, checkpoint, recipes
+from fleetfoot.cli import dry_run
 from fleetfoot.cli.form import parse_recipe
-from fleetfoot.cli.main import INTERRUPTED, import_own, speaks
+from fleetfoot.cli.main import INTERRUPTED, speaks
 from fleetfoot.cli.run_folder import command_line, program
+from fleetfoot.cli.which_recipe import find_recipe, modules_of
+from fleetfoot.config import to_json
 from fleetfoot.errors import UserError, one_line
 from fleetfoot.log import curve, plot_text
-from fleetfoot.recipe import Recipe, Result
-from fleetfoot.run.folder import has_checkpoint, load_own_parts, seed_folders
+from fleetfoot.recipe import Result
+from fleetfoot.run.folder import has_checkpoint, read_recipe, seed_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,8 @@ class Options:
 
     folder: Path | None = None
     """Run folder; by default a new one under runs/."""
+    dry_run: bool = False
+    """Train nothing: print the whole recipe, its parameters and memory, and what would be written where."""
     video: bool = True
     """Film the best policy at the end."""
     seeds: int = 1
@@ -36,14 +41,14 @@ def run(args: list[str], imports: list[str]) -> int:
     name = recipes.DEFAULT
     if args and not args[0].startswith("-"):
         name, *args = args
-    load_own_parts()
-    module = name.partition(":")[0] if ":" in name else None
-    start = own_recipe(name) if module else recipes.get(name)
+    start = find_recipe(name)
     check_either(args, "--replay.capacity", "--replay.capacity-gib")
-    fixed = ("name", *start.derived_fields())
+    fixed = start.derived_fields()
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
-    by_env = str(getattr(recipe.env, "id", "")).rpartition(":")[0]  # "module:Id-v0"
-    needed = list(dict.fromkeys(filter(None, [*imports, module, by_env])))
+    needed = modules_of(name, recipe, imports)
+    if options.dry_run:
+        print(dry_run.describe(recipe, options.folder, options.seeds, options.video))
+        return 0
     if options.seeds != 1:
         return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
@@ -54,22 +59,6 @@ def check_either(args: Sequence[str], one: str, other: str) -> None:
     given = {word.split("=")[0].replace("_", "-") for word in args}
     if {one, other} <= given:
         raise UserError(f"{one} and {other} state the same thing; give one of them.")
-
-
-def own_recipe(name: str) -> Recipe:
-    """A recipe from the user's own module, as `module:recipe`; or a function without arguments that returns one."""
-    module_name, _, attribute = name.partition(":")
-    module = import_own(module_name)
-    if not hasattr(module, attribute):
-        recipe_names = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
-        raise UserError(
-            f"module {module_name} has no {attribute!r}; its recipes: {', '.join(recipe_names) or 'none'}."
-        )
-    value = getattr(module, attribute)
-    recipe = value() if callable(value) else value
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"{name} is a {type(recipe).__name__}, not a Recipe.")
-    return recipe
 
 
 def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
@@ -83,6 +72,9 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
             film = api.record_run(folder)
         except (Exception, KeyboardInterrupt) as error:  # the training was good, whatever fails now
             print(f"fleetfoot: no video: {one_line(error)}", file=sys.stderr)
+    if film is not None:
+        recipe = read_recipe(folder)
+        recipe.log.add_film(folder, film, result.counters, to_json(recipe))
     print(report(result, film, imports))
     return 0 if result.finished else INTERRUPTED
 

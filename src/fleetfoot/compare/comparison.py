@@ -25,6 +25,7 @@ from fleetfoot.errors import UserError, nearest
 Metric = Literal["auto", "return", "success"]
 Axis = Literal["env_steps", "train_seconds"]
 AXES: tuple[Axis, ...] = ("env_steps", "train_seconds")
+UNFINISHED = "fewer steps than its recipe asks for"
 MAX_POINTS = 100  # of a curve
 
 
@@ -131,23 +132,34 @@ def compare(runs: Sequence[Run], ask: Ask) -> Comparison:
 
 
 def _usable(runs: Sequence[Run], ask: Ask, notes: list[str]) -> list[Run]:
-    """The runs that can be compared, with a note about each that cannot."""
+    """The runs that can be compared, with a note that names those that cannot."""
+    unlike: dict[str, list[Run]] = {}  # why -> which
     usable = []
     for run in runs:
         if len(run.returns) == 0:
-            notes.append(f"{run.folder} has no evaluations yet and is left out.")
+            unlike.setdefault("no evaluations yet", []).append(run)
         elif ask.at is not None and not run.env_steps[0] <= ask.at <= run.env_steps[-1]:
-            notes.append(
-                f"{run.folder} was evaluated from {run.env_steps[0]:,.0f} to {run.env_steps[-1]:,.0f} "
-                f"env steps, not at {ask.at:,}, and is left out."
-            )
+            unlike.setdefault(f"no evaluations around {ask.at:,} env steps", []).append(run)
         elif run.done < 1.0 and not ask.unfinished and ask.at is None:
-            notes.append(
-                f"{run.folder} has made {run.done:.0%} of its steps and is left out "
-                "(--unfinished includes it and compares runs at the length of the shortest)."
-            )
+            unlike.setdefault(UNFINISHED, []).append(run)
         else:
             usable.append(run)
+    shortest: dict[str, float] = {}
+    for run in usable:
+        end = float(run.env_steps[-1])
+        shortest[run.task] = min(shortest.get(run.task, end), end)
+    for run in (run for run in usable if run.env_steps[0] > shortest[run.task]):
+        why = f"no evaluation within the {shortest[run.task]:,.0f} env steps of the shortest run"
+        unlike.setdefault(why, []).append(run)
+    usable = [run for run in usable if run.env_steps[0] <= shortest[run.task]]
+    for why, left_out in unlike.items():
+        names = ", ".join(str(run.folder) for run in left_out)
+        include = ""
+        if why == UNFINISHED:
+            include = (
+                " (--unfinished includes such runs, and compares at the length of the shortest)"
+            )
+        notes.append(f"left out, with {why}: {names}{include}.")
     if not usable:
         raise UserError(
             "there is nothing to compare: " + (notes[0] if notes else "no runs were given.")
@@ -185,8 +197,6 @@ def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -
             f"{task}: runs are compared after {at:,.0f} env steps, the length of the shortest; the longest "
             f"has {ends[-1]:,.0f}."
         )
-    if late := [run for run in runs if run.env_steps[0] > at]:
-        raise UserError(f"{late[0].folder} has no evaluation within {at:,.0f} env steps.")
     if metric == "success":
         return TaskScale(metric, (0.0, 1.0), at)
     bounds = ask.ranges.get(task) or ask.everywhere or known_range(task)

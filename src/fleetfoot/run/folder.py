@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import lock_descriptor
 
 from fleetfoot.checkpoint import sealed_recipe
 from fleetfoot.checkpoint.read import Which
@@ -27,11 +29,6 @@ from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.files import open_lock
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.stored import from_stranger, read_stored, write_stored
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes in one run folder go unnoticed there
-    fcntl = None  # type: ignore[assignment]
 
 # What may change when a run is resumed: nothing here changes what the numbers in its checkpoint mean.
 RESUMABLE = (
@@ -83,7 +80,8 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
                 go_on = f"; fleetfoot resume {place} continues it" if is_run(place) else ""
                 raise UserError(f"{place} exists and is not empty{go_on}; give another --folder.")
         return place
-    name = f"{recipe.name.replace('/', '-')}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain = re.sub(r"[^\w.+-]+", "-", recipe.name)
+    name = f"{plain}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     places = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in range(1, 1000))
     return next(place for place in places if not place.exists())
 
@@ -247,17 +245,15 @@ def new_run(folder: Path, recipe: Recipe) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The lock is released when the process ends, however it ends."""
-    if fcntl is None:
-        yield
-        return
+    """Keep a second process out of the folder. The lock is released when the process ends, however it ends.
+
+    filelock takes the lock, of a file that is opened here, because it would follow a link.
+    """
     with contextlib.ExitStack() as stack:
         with writing(folder):
             file = stack.enter_context(open_lock(folder / ".lock"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is training in {folder}.") from None
+            if not lock_descriptor(file.fileno(), blocking=False):
+                raise UserError(f"another process is training in {folder}.")
             for left in folder.glob(".*.partial*"):  # by a kill
                 left.unlink()
         yield

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fleetfoot.compare.groups import IGNORED_FIELDS, flat_fields
+from fleetfoot.compare.groups import IGNORED_FIELDS
 from fleetfoot.compare.runs import Floats, find, task_of
-from fleetfoot.config import to_json
+from fleetfoot.config import flat_fields, to_json
 from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.files import MOST_LOG, read_bytes
 from fleetfoot.log.meter import EVAL_RETURN
@@ -41,7 +41,7 @@ EVALUATION_COLUMNS = {  # column -> name in a run's log
 }
 
 # Fields of a recipe in which the runs of one task may differ: what a study varies, and where and how it runs.
-VARIED = (*IGNORED_FIELDS, "execution", "pace.updates_per_vec_step", "batch_size")
+VARIED = (*IGNORED_FIELDS, "pace.updates_per_vec_step", "batch_size")
 VARIED_ENDINGS = ("_optim.lr", "_optim.lr_end", "optim.lr", "optim.lr_end")
 VARIED_NETS = ("agent.critic_net.hidden", "agent.critic_net.width")
 

@@ -1,4 +1,4 @@
-"""The folder of a study: its configurations, and how far each has come."""
+"""The folder of a study: its configurations, and what they were chosen for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.files import read_json, write_text
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, from_stored, look_up
-from fleetfoot.topologies.multi_seed.seeds import is_finished, saved_steps
+from fleetfoot.study.jobs import Job
+from fleetfoot.topologies.multi_seed.loop import why_not_batched
+from fleetfoot.topologies.multi_seed.seeds import make_folders
 
-TAIL_BYTES = 65_536  # of a log; one line of it is far shorter
+MOST_SEEDS = 100_000
+Settings = Mapping[str, str]  # field of the recipe -> its value, as on the command line
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ class Study:
     folder: Path
     seeds: int
     points: Mapping[str, Recipe]  # by name, which is also a folder's
-    imports: Sequence[str] = field(
-        default_factory=tuple
-    )  # modules with parts that the recipes need
+    imports: Sequence[str] = ()  # modules with parts that the recipes need
+    settings: Mapping[str, Settings] = field(default_factory=dict)  # what a point changes, by name
+    sweep: Mapping[str, Any] = field(default_factory=dict)  # how `fleetfoot sweep` goes on with it
 
     def point_folder(self, name: str) -> Path:
         return self.folder / "runs" / name
@@ -40,40 +43,58 @@ class Study:
             self.point_folder(name) / f"seed-{seed}" for seed in range(first, first + self.seeds)
         ]
 
-    def finished(self, name: str) -> bool:
-        return all(is_finished(folder, self.points[name]) for folder in self.seed_folders(name))
+    def job(self, name: str) -> Job:
+        """One process for all seeds of a configuration."""
+        return Job(name, self.points[name], tuple(self.seed_folders(name)))
 
-    def done(self, name: str) -> float:
-        """The share of a configuration's vec steps that its seeds have made, 0 to 1."""
-        total = self.points[name].total_vec_steps
-        steps = [min(total, _vec_steps(folder)) for folder in self.seed_folders(name)]
-        return sum(steps) / (total * self.seeds)
+    def jobs(self) -> list[Job]:
+        """Seeds that cannot learn as one batched computation have a process each. Makes all run folders."""
+        made = []
+        for name, recipe in self.points.items():
+            self.make_folders(name)
+            if why_not_batched(recipe) is None:
+                made.append(self.job(name))
+            else:
+                made += [
+                    Job(f"{name}-{run.name}", replace(recipe, seed=recipe.seed + number), (run,))
+                    for number, run in enumerate(self.seed_folders(name))
+                ]
+        return made
 
-    def work(self, name: str) -> float:
-        """How much there is to do for a configuration, in units that are comparable within a study."""
-        recipe = self.points[name]
-        return float(recipe.total_vec_steps + recipe.total_updates())
+    def make_folders(self, name: str) -> None:
+        recipe, place = self.points[name], self.point_folder(name)
+        if not place.exists():
+            with writing(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(place, recipe, range(recipe.seed, recipe.seed + self.seeds))
 
     def write(self) -> None:
         tree = {
             "seeds": self.seeds,
             "imports": list(self.imports),
             "points": {name: to_json(recipe) for name, recipe in self.points.items()},
+            "settings": {name: dict(values) for name, values in self.settings.items()},
+            "sweep": dict(self.sweep),
         }
         write_text(self.folder / "study.json", json.dumps(tree, indent=1) + "\n")
 
 
 def open_study(
-    folder: Path, points: Mapping[str, Recipe], seeds: int, imports: Sequence[str] = ()
+    folder: Path,
+    points: Mapping[str, Recipe],
+    seeds: int,
+    imports: Sequence[str] = (),
+    settings: Mapping[str, Settings] | None = None,
+    sweep: Mapping[str, Any] | None = None,
 ) -> Study:
     """A new study, or the one in `folder` with those of the `points` added that it does not have yet."""
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}.")
+    stored = Study(folder, seeds, {})
     if not is_study(folder):
         with writing(folder):
             if folder.exists() and (folder.is_file() or any(folder.iterdir())):
                 raise UserError(f"{folder} exists and is no study; give another --folder.")
-        known: dict[str, Recipe] = {}
     else:
         stored = read_study(folder)
         if stored.seeds != seeds:
@@ -81,69 +102,76 @@ def open_study(
                 f"{folder} has {stored.seeds} seeds of each configuration, not {seeds}; give --seeds "
                 f"{stored.seeds}, or another --folder."
             )
-        for module in stored.imports:  # they are imported when it is trained
-            if module not in sys.modules:
-                raise UserError(
-                    f"{folder} needs the module {module!r:.80}; if you trust it, name it: --import {module:.80}"
-                )
-        known, imports = dict(stored.points), list(dict.fromkeys([*stored.imports, *imports]))
+        check_imports(stored)
     for name, recipe in points.items():
-        if path := next(differences(known.get(name, recipe), recipe), None):
+        check_no_cluster(recipe)
+        known = stored.points.get(name, recipe)
+        if path := next(differences(known, recipe), None):
             raise UserError(
-                f"{folder} has {name} with {path} {look_up(known[name], path)}, not {look_up(recipe, path)}; "
+                f"{folder} has {name} with {path} {look_up(known, path)}, not {look_up(recipe, path)}; "
                 "give another --folder."
             )
-    study = Study(folder, seeds, known | dict(points), tuple(imports))
+    study = Study(
+        folder,
+        seeds,
+        {**stored.points, **points},
+        tuple(dict.fromkeys([*stored.imports, *imports])),
+        {**stored.settings, **(settings or {})},
+        {**stored.sweep, **(sweep or {})},
+    )
     study.write()
     return study
+
+
+def check_imports(study: Study) -> None:
+    """The processes of a study import its modules, so the command line must have named them."""
+    for module in study.imports:
+        if module not in sys.modules:
+            raise UserError(
+                f"{study.folder} needs the module {module!r:.80}; if you trust it, name it: --import {module:.80}"
+            )
+
+
+def check_no_cluster(recipe: Recipe) -> None:
+    """UserError for a recipe that joins a Ray cluster: a process of a study reads its recipe from disk, and an address
+    that was read from disk is not believed."""
+    if getattr(getattr(recipe.topology, "ray", None), "address", ""):
+        raise UserError(
+            "a run in a process of its own joins no Ray cluster: leave out --topology.ray.address."
+        )
 
 
 def is_study(folder: Path) -> bool:
     return os.path.lexists(folder / "study.json")
 
 
-def stored_imports(folder: Path) -> list[str]:
-    """The modules to import before the study can be read."""
-    names = _tree(folder).get("imports", [])
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
 def read_study(folder: Path) -> Study:
-    tree = _tree(folder)
-    try:
-        path = folder / "study.json"
-        points = {str(name): from_stored(one, path) for name, one in tree["points"].items()}
-        seeds = int(tree["seeds"])
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise _unreadable(folder, error) from error
-    return Study(folder, seeds, points, tuple(stored_imports(folder)))
-
-
-def _tree(folder: Path) -> dict[str, Any]:
     if not is_study(folder):
         raise UserError(f"{folder} is no study: it has no study.json.")
-    tree = read_json(folder / "study.json")
+    path = folder / "study.json"
+    tree = read_json(path)
     if not isinstance(tree, dict):
-        raise UserError(f"{folder / 'study.json'} holds no study.")
-    return tree
-
-
-def _unreadable(folder: Path, error: Exception) -> UserError:
-    return UserError(f"{folder / 'study.json'} cannot be read: {one_line(error)}.")
-
-
-def _vec_steps(run: Path) -> int:
-    """The vec steps in the last whole line of a run's log, or of its last checkpoint if there is more."""
-    saved = max(saved_steps(run), default=0)
+        raise UserError(f"{path} holds no study.")
     try:
-        with (run / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return saved
-    for line in reversed(lines):
-        try:
-            return max(saved, int(json.loads(line)["vec_steps"]))
-        except (ValueError, KeyError, TypeError):  # the last line may be half written
-            continue
-    return saved
+        points = {
+            _folder_name(name): from_stored(one, path) for name, one in tree["points"].items()
+        }
+        seeds = int(tree["seeds"])
+        imports = tuple(map(str, list(tree.get("imports", []))))
+        settings = {
+            str(name): {str(key): str(value) for key, value in values.items()}
+            for name, values in dict(tree.get("settings", {})).items()
+        }
+        sweep = {str(key): value for key, value in dict(tree.get("sweep", {})).items()}
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"{path} cannot be read: it has {seeds} seeds.")
+    return Study(folder, seeds, points, imports, settings, sweep)
+
+
+def _folder_name(name: str) -> str:
+    """A study trains in its own folder, whatever it calls its configurations."""
+    if name.startswith(".") or not name.isprintable() or set(name) & set("/\\:") or not name:
+        raise ValueError(f"{name!r:.80} cannot be the name of a configuration")
+    return name

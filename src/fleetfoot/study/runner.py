@@ -1,9 +1,8 @@
-"""Runs all configurations of a study that are not finished, several at a time, each in a process of its own."""
+"""Runs all jobs of a plan that are not finished, several at a time, each in a process of its own."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,26 +12,44 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fleetfoot.errors import UserError, writing
+from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.run.estimate import estimate
 from fleetfoot.run.folder import folder_lock
-from fleetfoot.study.folder import Study
+from fleetfoot.run.provenance import recorded
+from fleetfoot.study.folder import Study, check_imports
+from fleetfoot.study.jobs import Job, Listed, Plan
+from fleetfoot.study.launch import Launcher, Locally, Process
 from fleetfoot.study.progress import Progress
-from fleetfoot.system import resolve_device, usable_cores
+from fleetfoot.system import free_bytes, resolve_device, usable_cores
 
 POLL_SECONDS = 0.2
 FINISHED = 0  # exit code of a worker; not imported from it, which `python -m` must load itself
-WORKER = (sys.executable, "-m", "fleetfoot.study.worker")  # and the study's folder, and a name
+WORKER = (sys.executable, "-m", "fleetfoot.study.worker")  # and a folder, and modules to import
+PROCESS_BYTES = 1 << 29  # of a worker without its replay: Python and torch
+MEMORY_SHARE = 0.9  # of what is free
 
 
-def default_workers(recipes: list[Recipe]) -> int:
+def default_workers(recipes: Sequence[Recipe]) -> int:
     """As many processes as the cores are enough for; one where they share a GPU."""
     if any(resolve_device(recipe.device).type == "cuda" for recipe in recipes):
         return 1
     return max(1, usable_cores() // max(recipe.threads or usable_cores() for recipe in recipes))
 
 
-def run_study(study: Study, workers: int | None = None, progress: Progress | None = None) -> bool:
+def workers_in_memory(recipe: Recipe, runs: int) -> int:
+    """As many processes, with so many runs each, as the free memory is enough for."""
+    device = recipe.torch_device()
+    need = PROCESS_BYTES + runs * estimate(recipe).replay_bytes
+    return max(1, int(MEMORY_SHARE * free_bytes(device) // need))
+
+
+def run_study(
+    study: Study,
+    workers: int | None = None,
+    plan: Plan | None = None,
+    launcher: Launcher | None = None,
+) -> bool:
     """Train what is not finished yet; False where the user stopped it.
 
     A configuration that fails does not stop the others, unless nothing has worked before. UserError at the end says
@@ -40,76 +57,89 @@ def run_study(study: Study, workers: int | None = None, progress: Progress | Non
     """
     if workers is None:
         workers = default_workers(list(study.points.values()))
-    if workers < 1:
-        raise UserError(f"--workers must be at least 1, not {workers}.")
-    with folder_lock(study.folder):
-        return Runner(study, workers, progress or Progress(study)).run()
+    check_imports(study)
+    with folder_lock(study.folder), recorded(study.folder):
+        plan = plan or Listed(study.jobs())
+        logs = study.folder / "logs"
+        progress = Progress(plan)
+        launcher = launcher or Locally()
+        return Runner(plan, workers, progress, logs, study.imports, launcher=launcher).run()
 
 
 @dataclass
 class Runner:
     """The processes of a study, while it runs."""
 
-    study: Study
+    plan: Plan
     workers: int
     progress: Progress
+    logs: Path
+    imports: Sequence[str] = ()
     worker: Sequence[str] = WORKER
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    launcher: Launcher = field(default_factory=Locally)
+    running: dict[str, tuple[Job, Process]] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)  # exit codes
+    unwanted: set[str] = field(default_factory=set)  # told to stop, because the plan says so
     worked: int = 0
     signals: int = 0  # how often the user has asked to stop
 
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers must be at least 1, not {self.workers}.")
+
     def run(self) -> bool:
-        waiting = [name for name in self.study.points if not self.study.finished(name)]
-        self.worked = len(self.study.points) - len(waiting)
-        waiting.sort(key=self.study.work)  # the longest first: they must not be alone at the end
+        self.worked += sum(job.finished() for job in self.plan.jobs)
         with self.handling_signals():
             try:
-                while self.running or (waiting and not self.signals):
-                    while waiting and not self.signals and len(self.running) < self.workers:
-                        name = waiting.pop()
-                        self.running[name] = self.start(name)
+                self.fill()
+                while self.running:
                     time.sleep(POLL_SECONDS)
                     self.collect()
                     if self.failed and not self.worked:
                         self.stop()
-                        waiting.clear()
+                    self.fill()
                     self.progress.show(list(self.running))
             finally:
                 self.stop()
-                for process in self.running.values():
+                for _, process in self.running.values():
                     process.wait()
         self.progress.close()
         if self.failed:
             raise UserError(self.what_failed())
         return not self.signals
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        log = self.log(name)
-        with writing(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as file:
-                return subprocess.Popen(
-                    [*self.worker, str(self.study.folder), name],
-                    stdin=subprocess.PIPE,  # closes when this process ends
-                    stdout=file,
-                    stderr=file,
-                    start_new_session=True,  # Ctrl-C is for this process, which passes it on once
-                )
+    def fill(self) -> None:
+        """Start as many as there may be, unless all is to end."""
+        while not self.signals and (self.worked or not self.failed):
+            job = self.plan.next() if len(self.running) < self.workers else None
+            if job is None:
+                return
+            command = [*self.worker, str(job.folder), *self.imports]
+            self.running[job.name] = job, self.launcher.start(command, self.log(job.name))
 
     def collect(self) -> None:
-        for name, process in list(self.running.items()):
+        for name, (job, process) in list(self.running.items()):
             code = process.poll()
             if code is None:
                 continue
             del self.running[name]
             if code == FINISHED:
                 self.worked += 1
+                self.plan.ended(job, "finished")
+            elif name in self.unwanted:
+                self.plan.ended(job, "stopped")
             elif not self.signals:
                 self.failed[name] = code
+                self.plan.ended(job, "failed")
+            if not self.signals:
+                self.progress.ended(name)
+        waited_for = [job for job, _ in self.running.values() if job.name not in self.unwanted]
+        for job in self.plan.unwanted(waited_for):
+            self.unwanted.add(job.name)
+            self.running[job.name][1].terminate()
 
     def stop(self) -> None:
-        for process in self.running.values():
+        for _, process in self.running.values():
             process.terminate()
 
     @contextmanager
@@ -118,7 +148,7 @@ class Runner:
 
         def handle(number: int, frame: FrameType | None) -> None:
             self.signals += 1
-            for process in self.running.values():
+            for _, process in self.running.values():
                 process.terminate() if self.signals == 1 else process.kill()
 
         before: dict[int, Any] = {}
@@ -131,7 +161,7 @@ class Runner:
                 signal.signal(which, handler)
 
     def log(self, name: str) -> Path:
-        return self.study.folder / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def what_failed(self) -> str:
         name, code = next(iter(self.failed.items()))

@@ -1,13 +1,15 @@
-"""One configuration of a study, trained in a process of its own: `python -m fleetfoot.study.worker STUDY NAME`.
+"""Trains runs in a process of its own: `python -m fleetfoot.study.worker FOLDER [MODULE ...]`.
 
-Standard input is a pipe from the process that runs the study. When that process ends, however it ends, the pipe closes,
-and the worker saves and stops like after Ctrl-C. So nothing trains on behind the back of a study that was killed.
+The folder is that of one run, or holds those of several seeds; they are begun, or gone on with. The modules are
+imported first. Standard input is a pipe from the process that runs the study. When that process ends, however it ends,
+the pipe closes, and the worker saves and stops like after Ctrl-C. So nothing trains on behind the back of a study that
+was killed.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -19,21 +21,21 @@ from pathlib import Path
 from fleetfoot import api
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Result
-from fleetfoot.run.folder import folder_lock, is_run, seed_folders
-from fleetfoot.study.folder import Study, read_study, stored_imports
+from fleetfoot.run.folder import folder_lock, is_run, read_recipe, seed_folders
+from fleetfoot.topologies.multi_seed.seeds import is_finished
 
 FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
 PREDECESSOR_SECONDS = 60
 
 
 def main(args: Sequence[str]) -> int:
-    folder, name = Path(args[0]), args[1]
+    folder, *modules = args
     threading.Thread(target=stop_at_end_of, args=(sys.stdin.fileno(),), daemon=True).start()
     sys.path.insert(0, os.getcwd())  # where the user's modules are
     try:
-        for module in stored_imports(folder):
-            __import__(module)
-        results = train(read_study(folder), name)
+        for module in modules:
+            importlib.import_module(module)
+        results = train(Path(folder))
     except UserError as error:
         print(f"fleetfoot: {error}", file=sys.stderr)
         return REFUSED
@@ -47,30 +49,27 @@ def stop_at_end_of(pipe: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(study: Study, name: str) -> Sequence[Result]:
-    """Begin with a configuration, or go on with it."""
-    wait_for_predecessor(study, name)
-    recipe, folder = study.points[name], study.point_folder(name)
-    recipe = replace(recipe, log=replace(recipe.log, console_seconds=60.0))
-    if study.finished(name):
+def train(folder: Path) -> Sequence[Result]:
+    """Begin with the runs in a folder, or go on with them."""
+    runs = [folder] if is_run(folder) else seed_folders(folder)
+    wait_for_predecessor(runs)
+    recipe = read_recipe(runs[0])
+    if all(is_finished(run, recipe) for run in runs):
         return []
-    if study.seeds > 1:
-        if not seed_folders(folder):
-            return api.train_seeds(recipe, study.seeds, folder)
-        return api.resume_seeds(folder, restart=True)
-    (place,) = study.seed_folders(name)
-    if is_run(place):
-        return [api.resume(place, restart=True)]
-    shutil.rmtree(place, ignore_errors=True)  # killed before its recipe was written
-    return [api.train(recipe, place)]
+    recipe = replace(recipe, log=replace(recipe.log, console_seconds=60.0))
+    # A kill may have left a best checkpoint and no last one: it begins anew, and makes the same one again.
+    anew = {"restart": True, "delete_checkpoints": True}
+    if is_run(folder):
+        return [api.resume_as(folder, recipe, **anew)]
+    return api.resume_seeds_as(folder, recipe, **anew)
 
 
-def wait_for_predecessor(study: Study, name: str) -> None:
+def wait_for_predecessor(runs: Sequence[Path]) -> None:
     """A worker of a study that was killed may still be saving."""
-    for folder in filter(is_run, study.seed_folders(name)):
+    for run in runs:
         for attempt in range(PREDECESSOR_SECONDS):
             try:
-                with folder_lock(folder):
+                with folder_lock(run):
                     break
             except UserError:
                 if attempt == PREDECESSOR_SECONDS - 1:

@@ -11,8 +11,9 @@ from fleetfoot.config import at_least, part
 from fleetfoot.data import Symmetry
 from fleetfoot.envs.robot import robots, terms
 from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
-from fleetfoot.envs.robot.env import EngineName, Execution, PhysicsConfig, RobotEnv
+from fleetfoot.envs.robot.env import RobotEnv
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.physics import EngineName, Execution, PhysicsConfig
 
 # Timestep of the physics (s) and timesteps per control step of 0.02 s.
 PHYSICS = {

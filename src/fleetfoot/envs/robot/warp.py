@@ -21,6 +21,7 @@ from fleetfoot.envs.robot.randomise import Randomiser, Varied
 from fleetfoot.envs.robot.robot import Built
 from fleetfoot.envs.robot.task import State
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 CHECK_EVERY = 100  # vec steps between two looks at the overflow mask
 # Of MuJoCo Warp's mask: that the solver stops at its limit is as it should be.
@@ -221,6 +222,6 @@ def _load() -> tuple[Any, Any]:
         import mujoco_warp
     except ImportError as error:
         raise UserError(
-            f"the engine 'warp' needs packages that are not installed ({error}): pip install fleetfoot[warp]"
+            f"the engine 'warp' needs packages that are not installed ({error}): {install_line('warp')}"
         ) from None
     return mujoco_warp, warp

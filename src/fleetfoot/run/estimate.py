@@ -1,0 +1,54 @@
+"""What a run will need, before it is started: parameters, memory, files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from fleetfoot.agents.contract import Agent
+from fleetfoot.data import EnvSpec
+from fleetfoot.explore import Explorer
+from fleetfoot.guard import build_env
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The parts of one run, built with a single environment and without its replay."""
+
+    spec: EnvSpec  # of all environments of the run
+    agent: Agent
+    explorer: Explorer
+    replay_bytes: int
+
+    def parameters(self) -> dict[str, int]:
+        """The numbers of each network of the agent. One with two names has the first."""
+        found: dict[str, int] = {}
+        counted: set[int] = set()
+        for name, module in vars(self.agent).items():
+            if isinstance(module, nn.Module) and id(module) not in counted:
+                counted.add(id(module))
+                if count := sum(parameter.numel() for parameter in module.parameters()):
+                    found[name] = count
+        return found
+
+
+def estimate(recipe: Recipe) -> Estimate:
+    recipe.check()
+    device, seeds = recipe.torch_device(), recipe.seeds()
+    env = build_env(recipe.env, 1, seeds.env, device, recipe.env_timeout)
+    try:
+        spec = replace(env.spec, num_envs=recipe.num_envs)
+        agent = recipe.build_agent(env.spec, device)
+        explorer = recipe.explorer.build(env.spec, seed=seeds.explorer, device=device)
+    finally:
+        env.close()
+    if isinstance(recipe.replay, ReplayConfig):
+        replay_bytes = recipe.replay.bytes(spec)
+    else:
+        replay_bytes = Rollouts(recipe.replay, spec, recipe.gamma, torch.device("meta")).bytes()
+    return Estimate(spec, agent, explorer, replay_bytes)
