@@ -11,10 +11,17 @@ from typing import Any
 import torch
 
 from fleetfoot import api, checkpoint, train
+from fleetfoot.cli.sweep import GoOn, stored
 from fleetfoot.compare import runs as compared
+from fleetfoot.config import dumps, to_json
 from fleetfoot.log import curve
+from fleetfoot.recipes import file
+from fleetfoot.run.folder import write_recipe
+from fleetfoot.run.provenance import read_provenance
 from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import open_study, read_study
+from fleetfoot.study.search import Search
+from fleetfoot.study.table import write_table
 from support.runs import tensors
 from support.trust_recipes import tiny
 
@@ -75,6 +82,44 @@ def make_study(folder: Path) -> None:
     read_table(folder).write(folder / "table.csv")
 
 
+def make_recipes(folder: Path) -> None:
+    """A whole recipe as JSON and as YAML, one that starts from another, and that of a run."""
+    folder.mkdir()
+    (folder / "whole.json").write_text(dumps(tiny()))
+    (folder / "whole.yaml").write_text(file.to_yaml(tiny()))
+    (folder / "partial.yaml").write_text("recipe: fast_td3/pendulum\nagent: {tau: 1e-2}\n")
+    write_recipe(folder, tiny())
+
+
+def read_recipes(folder: Path) -> None:
+    """What somebody wrote by hand has no digest, so that other numbers are just another recipe."""
+    for path in sorted(folder.iterdir()):
+        file.read_file(path)
+
+
+def origin(folder: Path) -> None:
+    """A damaged file counts as none."""
+    read_provenance(folder)
+
+
+def make_sweep(folder: Path) -> None:
+    make_study(folder)
+    sweep = {
+        "base": to_json(tiny()),
+        "over": ["gamma=0..1"],
+        "search": True,
+        "goal": {"metric": "eval/return", "minimize": False, "trials": 1, "prune": True},
+        "trials": {"a": ["complete", 0]},
+    }
+    open_study(folder, {}, 2, (), {"a": {"gamma": "0.5"}}, sweep)
+
+
+def read_sweep(folder: Path) -> bool:
+    made = stored(GoOn(folder=folder))
+    Search(made.study, made.axes, made.goal, made.point, made.whole())
+    return bool(write_table(made.study, made.goal.metric))
+
+
 READERS = {
     "resume": Reader(make_run, resumed),
     "evaluate": Reader(make_run, evaluated),
@@ -82,6 +127,9 @@ READERS = {
     "record": Reader(make_run, filmed),
     "compare": Reader(make_run, plotted, "*.json*"),
     "study": Reader(make_study, lambda folder: bool(read_study(folder)), "study.json"),
+    "recipe file": Reader(make_recipes, read_recipes),
+    "sweep": Reader(make_sweep, read_sweep, "**/*.json*"),
+    "provenance": Reader(make_run, origin, "provenance.json"),
     "scale": Reader(make_study, lambda folder: bool(read_table(folder)), "**/*.json*"),
     "scale table": Reader(
         make_study, lambda folder: bool(read_table(folder / "table.csv")), "*.csv"

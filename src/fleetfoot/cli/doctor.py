@@ -138,6 +138,8 @@ def extras() -> list[Finding]:
         ("export", "onnxscript", "export"),
         ("comparisons", "rliable", "compare"),
         ("scaling laws", "scikit-learn", "scale"),
+        ("searches", "optuna", "sweep"),
+        ("YAML recipes", "pyyaml", "yaml"),
         ("bench peers", "stable-baselines3", "bench"),
     ]
     for what, package, extra in optional:
