@@ -1,13 +1,17 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests, with coverage (88 % at least, where no ARGS choose among them)
+# make play  [ARGS="runs/RUN"]               drive a walking robot, or the policy of a run, in the browser
 # make check                                 lint, format, types, import layering, spelling
+# make docs                                  the documentation as a site, in build/site; a dead link or a missing page fails
+# make package                               the wheel and the source archive, in dist/, checked, and tried outside of the clone
 # make bench [ARGS="env replay peers"]       measurements, each with its defaults, written to benchmarks/results/
+# make humanoid-bench                        HumanoidBench, from its repository, into the virtual environment
 # make clean | distclean                     remove caches | and the virtual environment; runs/ stays
 #
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
 # pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter.
 
-.PHONY: train test check bench clean distclean
+.PHONY: train test play check docs package bench humanoid-bench clean distclean
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
@@ -30,6 +34,9 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --cov=fleetfoot --cov-report=term $(if $(strip $(ARGS)),--cov-fail-under=0) $(ARGS)
 
+play: $(VENV)/.installed-play
+	$(BIN)/fleetfoot play $(ARGS)
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,8 +44,26 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python docs/site/check.py build/site
+
+package: $(VENV)/.installed-dev
+	rm -rf dist build/lib build/bdist.*
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	bash .ci/try-wheel $(PYTHONS)
+
 bench: $(VENV)/.installed-dev
 	set -e; for name in $(or $(ARGS),env replay peers); do $(BIN)/python -m benchmarks $$name; done
+
+# The package asks models for fields that MuJoCo no longer has; one line of it is changed. Its own pins are of 2024.
+HUMANOID_BENCH := $(VENV)/humanoid-bench
+humanoid-bench: $(VENV)/.installed
+	[ -d $(HUMANOID_BENCH) ] || git clone https://github.com/carlosferrazza/humanoid-bench $(HUMANOID_BENCH)
+	sed -i.bak 's/= getattr(struct, field_name)$$/= getattr(struct, field_name, None)/' $(HUMANOID_BENCH)/humanoid_bench/dmc_deps/dmc_index.py
+	$(PIP) --no-deps -e $(HUMANOID_BENCH)
+	$(PIP) dm-control==1.0.50
 
 # torch goes first and alone: resolved together with packages that ask for it, pip may prefer a build with several GiB
 # of CUDA libraries to the one that the machine's index offers for its hardware.
@@ -52,6 +77,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.whole
 	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-play
+
+$(VENV)/.installed-play: pyproject.toml constraints.txt | $(VENV)/.whole
+	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
+	$(PIP) torch
+	$(PIP) -e '.[play,export]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.whole:

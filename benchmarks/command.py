@@ -38,11 +38,16 @@ BENCHMARKS = {
     "replay": ("speed.replay:bench_replay", "replay: memory, sampling speed, priorities"),
     "atari": ("speed.atari:bench_atari", "Atari: our adapter and the bare ale-py"),
     "envpool": ("speed.envpool:bench_envpool", "EnvPool: our adapter and the bare EnvPool"),
+    "processes": (
+        "speed.processes:bench_processes",
+        "Gymnasium environments in processes: ours and AsyncVectorEnv",
+    ),
     "mjlab": ("speed.mjlab:bench_mjlab", "mjlab: our adapter and mjlab's own environment"),
     "robot": (
         "speed.robot:bench_robot",
         "robots: the vec step beside the bare physics, and recorded against eager",
     ),
+    "play": ("speed.play:bench_play", "pictures per second of fleetfoot play, with a browser"),
     "deploy": (
         "speed.deploy:bench_deploy",
         "an exported policy: one control step on one core, without torch",

@@ -15,6 +15,7 @@ from typing import Any
 from fleetfoot.api import resume, train
 from fleetfoot.config import to_json
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 from fleetfoot.log import LogConfig, curve
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe, Result
@@ -159,7 +160,7 @@ def picture(
     try:
         import matplotlib
     except ImportError as error:
-        raise UserError("a picture needs matplotlib: pip install 'fleetfoot[plot]'") from error
+        raise UserError(f"a picture needs matplotlib: {install_line('plot')}") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
-from collections.abc import Iterator
+import pkgutil
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Ray's workers otherwise give way to every other process, and tests wait for them while another test computes.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+# Processes that tests start would compile the whole library, each of them again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import coverage
 import pytest
 import torch
 
@@ -45,6 +51,14 @@ TOGETHER = {
 }
 
 
+# Their code is the library's in other processes, or compiled; measured, they would only take longer.
+UNMEASURED = {"ray", "compiled simulators"}
+
+
+def group(nodeid: str) -> str | None:
+    return TOGETHER.get(nodeid.partition("::")[0].rpartition("/")[2])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "load":
@@ -55,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         """Hands out tests one by one, but for those that belong together: they come first."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER.get(nodeid.partition("::")[0].rpartition("/")[2], nodeid)
+            return group(nodeid) or nodeid
 
     return Grouped(config, log)
 
@@ -65,9 +79,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a GPU")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Coverage sees the library being imported, and then nothing of the collection: it makes Python code almost twice
+    as slow, and here that is pytest's, not ours."""
+    measuring = coverage.Coverage.current()
+    if measuring is None:
+        return (yield)
+    import fleetfoot
+
+    for module in pkgutil.walk_packages(fleetfoot.__path__, "fleetfoot."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # of an extra that is not installed
+                importlib.import_module(module.name)
+    measuring.stop()
+    try:
+        return (yield)
+    finally:
+        measuring.start()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: at the end one process would wait for another that has just begun one of them."""
+    """The longest first: at the end one process would wait for another that has just begun one of them. A test that
+    learns repeats the same lines thousands of times, which others have run once; coverage leaves it alone."""
     items.sort(key=lambda item: item.get_closest_marker("learning") is None)
+    for item in items:
+        if item.get_closest_marker("learning") or group(item.nodeid) in UNMEASURED:
+            item.add_marker("no_cover")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from benchmarks import figures
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")],
@@ -28,9 +30,9 @@ FILES = {
     for folder in ("src", "tests", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*.py")
 }
-# x stands for something yet to be written; the rest are files of other projects.
+# x and my_agent stand for something yet to be written; the rest are files of other projects.
 ELSEWHERE = re.compile(
-    r"(.*/)?(x|test_x)\.(py|md)|bro_torch\.py|setup\.py|utils\.py|humanoid_bench/dmc_.*"
+    r"(.*/)?(x|test_x)\.(py|md)|bro_torch\.py|my_agent\.py|setup\.py|utils\.py|humanoid_bench/dmc_.*"
 )
 
 
@@ -86,6 +88,43 @@ def test_links_lead_somewhere(page: Path) -> None:
 )
 def test_files_that_are_named_exist(page: Path) -> None:
     assert not missing_files(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_figures_are_those_of_the_results(page: Path) -> None:
+    """`python -m benchmarks.figures` writes them."""
+    text = page.read_text()
+    assert figures.refreshed(text) == text
+
+
+def test_there_are_figures() -> None:
+    texts = [page.read_text() for page in PAGES]
+    assert sum(len(figures.FIGURE.findall(text)) for text in texts) > 40
+    assert sum(len(figures.TABLE.findall(text)) for text in texts) >= 4
+
+
+def test_a_figure_takes_the_value_and_keeps_the_digits() -> None:
+    result = {"rows": [{"a": "x", "b": 2.25}, {"a": "y", "b": 1234.5}], "odd / name": 3}
+    assert figures.evaluate("rows[a=y].b", result) == 1234.5
+    assert figures.evaluate("rows[-1].b / rows[0].b * 2", result) == pytest.approx(
+        1097.333, abs=1e-3
+    )
+    assert figures.evaluate("'odd / name'", result) == 3
+    assert figures.shaped("9.99 ms", 2.254) == "2.25 ms"
+    assert figures.shaped("10,000", 123_456) == "120,000"
+    assert figures.shaped("7 min 1 s", 119.7) == "2 min 0 s"
+    with pytest.raises(KeyError, match=r"rows\[a=z\].b' leads nowhere"):
+        figures.evaluate("rows[a=z].b", result)
+
+
+def test_install_lines_need_no_index() -> None:
+    """The package is on none, so a line that names `fleetfoot[extra]` would not work as written."""
+    pages = [
+        page for page in PAGES if page.name != "RELEASING.md"
+    ]  # it tells of the day when there is one
+    files = [*pages, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    wrong = re.compile(r"pip install (-\S+ (\S+\.txt )?)*'?fleetfoot(\[|==|'|$)", re.M)
+    assert [str(path) for path in files if wrong.search(path.read_text())] == []
 
 
 def test_the_architecture_page_names_every_room() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fleetfoot import UserError, api, load_policy, recipes, train
+from fleetfoot import UserError, load_policy, recipes, train
 from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.policy import TrainedPolicy
@@ -209,18 +208,3 @@ def test_every_topology_stores_what_its_policy_needs(
     obs = torch.ones(2, *spec.obs_shape)
     with torch.no_grad():
         assert torch.equal(policy(obs), result.policy.eval()(Obs(obs, obs)))
-
-
-def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    (example,) = re.findall(r"## From Python\n\n```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    pendulum = small("fast_td3/pendulum")
-    monkeypatch.setattr(recipes, "get", lambda name: replace(pendulum, name=name))
-    true_record = api.record_run
-    monkeypatch.setattr(api, "record_run", lambda folder: true_record(folder, seconds=0.5))
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    assert names["result"].finished
-    assert (names["result"].folder / "videos" / "best.mp4").exists()
-    assert np.abs(names["action"]).max() <= 1

@@ -28,6 +28,7 @@ def bench_robot(
     variants: tuple[Literal["stock", "fast"], ...] = ("stock", "fast"),
     sizes: tuple[int, ...] = (1_024, 4_096, 16_384),
     *,
+    ground: Literal["flat", "rough"] = "flat",
     vec_steps: int = 50,
     check: bool = True,
     seed: int = 0,
@@ -45,12 +46,14 @@ def bench_robot(
     if check and place.type == "cuda":
         result["recorded_against_eager"] = [check_recorded(name, place, seed) for name in robots]
         yield result
+    engine: Literal["warp", "cpu"] = "warp" if place.type == "cuda" else "cpu"
     result["milliseconds_per_vec_step"] = []
     for robot in robots:
         for variant in variants:
             for size in sizes:
-                row = {"robot": robot, "variant": variant, "robots": size}
-                row |= measure(robot, variant, size, place, vec_steps, seed)
+                row = {"robot": robot, "variant": variant, "ground": ground, "robots": size}
+                env = RobotConfig(robot=robot, variant=variant, ground=ground, engine=engine)
+                row |= measure(env, size, place, vec_steps, seed)
                 result["milliseconds_per_vec_step"].append(row)
                 yield result
 
@@ -87,17 +90,15 @@ def check_recorded(robot: str, device: torch.device, seed: int) -> dict[str, Any
 
 
 def measure(
-    robot: str,
-    variant: Literal["stock", "fast"],
+    config: RobotConfig,
     size: int,
     device: torch.device,
     vec_steps: int,
     seed: int,
 ) -> dict[str, Any]:
     """One row of the table."""
-    engine: Literal["warp", "cpu"] = "warp" if device.type == "cuda" else "cpu"
     begin = time.perf_counter()
-    env = RobotConfig(robot=robot, variant=variant, engine=engine).build(size, seed, device)
+    env = config.build(size, seed, device)
     env.reset()
     env.step(torch.zeros_like(env._given))
     wait(device)
@@ -143,7 +144,8 @@ def bare_physics(env: RobotEnv) -> Callable[[], object]:
             sim._run(sim._step, sim.state, sim._control, None, sim._states, sim._sensors)
 
         return roll
-    engine.record()
+    with torch.cuda.stream(torch.cuda.Stream(engine.device)):  # type: ignore[no-untyped-call]
+        engine.record()  # which the default stream does not allow
     graph = engine._graph
     engine._graph = None
     return lambda: engine.wp.capture_launch(graph, stream=engine._stream())

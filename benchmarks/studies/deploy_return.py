@@ -14,14 +14,17 @@ from typing import Any
 import mujoco
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot import api, deploy
+from fleetfoot.data import Obs
 from fleetfoot.envs.counter import env_keys
 from fleetfoot.envs.robot import RobotConfig, RobotEnv
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.errors import UserError
+from fleetfoot.evaluate import EvaluationConfig, Evaluator
 from fleetfoot.export import export_run
+from fleetfoot.play.environment import physical
 from fleetfoot.run.folder import read_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "examples/deploy/mujoco_robot.py"
@@ -29,19 +32,30 @@ BAR = 0.05
 
 
 def deploy_return(run: Path, episodes: int = 20, which: api.Which = "best") -> dict[str, Any]:
-    """Mean return of a run's policy: `fleetfoot evaluate`, and the exported file under the deploy loop."""
-    recipe = read_recipe(run)
-    if not isinstance(recipe.env, RobotConfig):
-        raise UserError(f"{run} is no run of a robot of the package.")
-    expected = api.evaluate_run(run, episodes=episodes, which=which, device="cpu").returns
-    with tempfile.TemporaryDirectory() as place:
-        policy = deploy.load(export_run(run, Path(place) / "export", which=which).folder)
-    seed = recipe.seeds().evaluation
+    """Mean return of a run's policy: `fleetfoot evaluate`, and the exported file under the deploy loop.
+
+    `run` may be an exported folder as well: `evaluate` then steps the ONNX file, in the stock task of its robot.
+    """
+    if (run / "policy.onnx").is_file():
+        policy = deploy.load(run)
+        env = RobotConfig(robot=policy.about.raw["robot"]["robot"], engine="cpu")
+        seed, name = 0, policy.about.name
+        evaluator = Evaluator(env, EvaluationConfig(episodes=episodes), seed, torch.device("cpu"))
+        expected = evaluator(AsModule(policy)).returns
+        evaluator.close()
+    else:
+        recipe = read_recipe(run)
+        if not isinstance(recipe.env, RobotConfig):
+            raise UserError(f"{run} is no run of a robot of the package.")
+        env, seed, name = recipe.env, recipe.seeds().evaluation, recipe.name
+        expected = api.evaluate_run(run, episodes=episodes, which=which, device="cpu").returns
+        with tempfile.TemporaryDirectory() as place:
+            policy = deploy.load(export_run(run, Path(place) / "export", which=which).folder)
     keys = env_keys(seed, episodes, torch.device("cpu"))  # of the robots that `evaluate` steps
-    returns = [episode(recipe.env, policy, seed, keys[k : k + 1]) for k in range(episodes)]
+    returns = [episode(env, policy, seed, keys[k : k + 1]) for k in range(episodes)]
     mean, wanted = float(np.mean(returns)), float(expected.mean())
     return {
-        "run": recipe.name,
+        "run": name,
         "episodes": episodes,
         "evaluate": wanted,
         "evaluate_std": float(expected.std()) if episodes > 1 else 0.0,
@@ -50,6 +64,17 @@ def deploy_return(run: Path, episodes: int = 20, which: api.Which = "best") -> d
         "difference": (mean - wanted) / abs(wanted),
         "bar": BAR,
     }
+
+
+class AsModule(nn.Module):
+    """An exported policy where a network is expected."""
+
+    def __init__(self, policy: deploy.Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, obs: Obs) -> Tensor:
+        return torch.from_numpy(self.policy(physical(self.policy.about, obs)).action)
 
 
 def episode(config: RobotConfig, policy: deploy.Policy, seed: int, key: Tensor) -> float:

@@ -15,6 +15,7 @@ Variances are traces of covariances (Nauman and Cygan 2023, arXiv 2210.13011).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +127,7 @@ def variance_over_actions(
 def many_actions(
     counts: tuple[int, ...] = (1, 2, 3, 5, 9, 17),
     seeds: int = 5,
+    first_seed: int = 100,
     runs: Path = Path("runs/many_actions"),
     pictures: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -133,6 +135,7 @@ def many_actions(
 
     :param counts: Actions per state, the executed one included.
     :param seeds: Of the learning curves; 0: no curves.
+    :param first_seed: The others follow it. The recipe was chosen on 0 to 2.
     :param runs: Folder of the runs; those that are there already are read, not trained again.
     :param pictures: Folder to draw pictures into (needs matplotlib).
     """
@@ -149,8 +152,8 @@ def many_actions(
     for name in ("daa/pendulum", "daa/pendulum-none"):
         folder = runs / name.replace("/", "-")
         if not folder.exists():
-            train_seeds(recipes.get(name), seeds, folder)
-        places = [folder / f"seed-{seed}" for seed in range(seeds)]
+            train_seeds(replace(recipes.get(name), seed=first_seed), seeds, folder)
+        places = [folder / f"seed-{first_seed + k}" for k in range(seeds)]
         curves[name] = [points(finished(place)) for place in places]
     ours, theirs = (np.array([area(c) for c in curves[name]]) for name in curves)
     result |= {

@@ -23,6 +23,7 @@ from fleetfoot.api import train
 from fleetfoot.envs.mujoco import MuJoCoConfig
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.extras import install_line
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.recipe import Recipe
@@ -92,9 +93,7 @@ def _sb3_ppo(recipe: Recipe, seed: int) -> dict[str, Any]:
         from stable_baselines3.common.evaluation import evaluate_policy
         from stable_baselines3.common.vec_env import VecNormalize
     except ImportError as error:
-        raise UserError(
-            "bench peers needs Stable-Baselines3: pip install 'fleetfoot[bench]'"
-        ) from error
+        raise UserError(f"bench peers needs Stable-Baselines3: {install_line('bench')}") from error
     agent, rollouts = recipe.agent, recipe.replay
     assert isinstance(agent, PPOConfig)
     assert isinstance(rollouts, RolloutConfig)
@@ -184,9 +183,7 @@ def _sb3(recipe: Recipe, seed: int, matched: bool) -> dict[str, Any]:
         from stable_baselines3.common.evaluation import evaluate_policy
         from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
     except ImportError as error:
-        raise UserError(
-            "bench peers needs Stable-Baselines3: pip install 'fleetfoot[bench]'"
-        ) from error
+        raise UserError(f"bench peers needs Stable-Baselines3: {install_line('bench')}") from error
     import numpy as np
 
     agent: Any = recipe.agent

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fleetfoot.export import export_run
     from fleetfoot.recipe import Recipe, Result
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Recipe",

@@ -33,6 +33,24 @@ Action: TypeAlias = Continuous | Discrete
 
 
 @dataclass(frozen=True)
+class Reflection:
+    """The mirror image of a row: number i of it is `sign[i]` times number `index[i]` of the row."""
+
+    index: tuple[int, ...]
+    sign: tuple[float, ...]  # 1 or -1
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """A mirror in which the task looks the same: the image of a transition is one that could have happened, with the
+    same reward and the same end."""
+
+    actor: Reflection
+    action: Reflection
+    critic: Reflection | None = None  # None: the critic sees what the actor sees
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """What the rest of the library may know about an environment set."""
 
@@ -63,6 +81,8 @@ class EnvSpec:
     # What whoever runs the policy elsewhere must know, as far as the adapter can tell: joints, gains, limits, units,
     # control rate (docs/guides/deploy.md). JSON values, for the exported file; no algorithm reads them.
     description: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
+    # For those who learn from mirror images (replay.mirror); what it is does not change what a policy sees or does.
+    symmetry: Symmetry | None = field(default=None, compare=False)
 
 
 class Obs(NamedTuple):

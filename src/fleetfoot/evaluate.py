@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,6 +19,12 @@ from fleetfoot.guard import build_env
 
 # Vec steps between two checks whether all episodes have ended: each check waits for the device.
 CHECK_EVERY = 16
+# Set while a run of this process is asked to stop: evaluations end after the vec step under way.
+STOPPING = threading.Event()
+
+
+class EvaluationCut(Exception):  # noqa: N818
+    """The run was asked to stop during an evaluation, which has no result."""
 
 
 @part
@@ -124,6 +131,8 @@ def first_episodes(
     meter = None if q_estimate is None else OverestimationMeter(policy, q_estimate)
     smoothness = diagnose.SmoothnessMeter(spec.step_seconds)
     for count in range(1, max_vec_steps + 1):
+        if STOPPING.is_set():
+            raise EvaluationCut
         action: Tensor = policy(obs)
         step = env.step(action.float() if action.is_floating_point() else action)
         returns += torch.where(running, step.reward, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import psutil
 import torch
 
 from fleetfoot.errors import UserError
@@ -37,11 +38,4 @@ def free_bytes(device: torch.device) -> int:
     """Memory that can still be had on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 2**62  # unknown on this system: let the allocation itself decide
+    return int(psutil.virtual_memory().available)

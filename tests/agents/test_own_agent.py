@@ -214,8 +214,8 @@ def test_on_a_gpu_what_is_declared_is_recorded_and_learns_the_same() -> None:
 
 
 def listing() -> str:
-    """The agent of docs/architecture.md, as a reader copies it."""
-    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    """The agent of the tutorial, as a reader copies it."""
+    page = (Path(__file__).parents[2] / "docs/tutorials/own-algorithm.md").read_text()
     start = page.index('"""my_agent.py')
     return page[start : page.index("```", start)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -152,12 +151,19 @@ def test_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetfoot import extras
     from fleetfoot.cli import doctor
 
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor.compiler()[0].missing == "apt-get install g++"
-    found = doctor._package("x", "no-such-package-at-all", "pip install it", needed=True)
-    assert found.missing == "pip install it"
+    monkeypatch.setattr(extras, "installed", lambda one: None)
+    needed = {finding.what: finding for finding in doctor.package()}
+    assert needed["mujoco"].missing.startswith("pip install 'mujoco>=")
+    assert needed["mujoco"].needed
+    found = {finding.what: finding.missing for finding in doctor.optional()}
+    assert set(found) == {f"[{name}]" for name in extras.names()}
+    assert found["[atari]"].startswith("pip install 'ale-py>=")
+    assert all(line.startswith("pip install ") for line in found.values())
 
 
 def test_imports_are_taken_from_anywhere() -> None:
@@ -227,10 +233,10 @@ def test_a_run_that_cannot_be_written_to_is_not_resumed(
     Path("run").mkdir()
     folders.write_recipe(Path("run"), recipes.get(TINY))
 
-    def no_locks(file: object, how: int) -> None:
+    def no_locks(descriptor: int, *, blocking: bool) -> bool:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(folders, "lock_descriptor", no_locks)
     assert "cannot write run: No locks available" in refusal(capsys, "resume", "run", "--restart")
 
 

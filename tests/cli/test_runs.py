@@ -21,6 +21,7 @@ from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.run import folder as folders
+from support.forked import start
 
 SMALL = [
     "--num-envs",
@@ -58,24 +59,6 @@ def fleetfoot(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
-
-
-def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fleetfoot", *args],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 90
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until, f"{path} never came"
-        time.sleep(0.005)
 
 
 def small_recipe(total_vec_steps: int = 20) -> Recipe:
@@ -201,10 +184,10 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(
     args = ["train", "fast_td3/pendulum", *SMALL, "--no-video", "--total-vec-steps", "200"]
     assert here(*args, "--folder", "whole") == 0
 
-    cut = start(*args, "--folder", "cut", cwd=tmp_path)
-    wait_for(tmp_path / "cut" / "checkpoints" / "last.json", cut)
-    cut.kill()
-    cut.communicate()
+    cut = start(tmp_path, *args, "--folder", "cut")
+    cut.until((tmp_path / "cut" / "checkpoints" / "last.json").exists)
+    cut.signal(signal.SIGKILL)
+    assert cut.wait().code == -signal.SIGKILL
     assert checkpoint.load(tmp_path / "cut").step < 200
     assert here("resume", "cut", "--no-video") == 0
 
@@ -221,21 +204,20 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(
 def test_an_interrupt_saves_and_says_how_to_go_on(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     long = ["--total-vec-steps", "1000000", "--checkpoint.every-vec-steps", "0", "--folder", "run"]
     args = ["train", "fast_td3/pendulum", *SMALL, "--evaluation.every-vec-steps", "0", *long]
-    process = start(*args, cwd=tmp_path)
-    wait_for(tmp_path / "run" / "metrics.jsonl", process)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    assert "interrupted and saved" in out
-    assert "resume run" in out
+    child = start(tmp_path, *args)
+    child.until((tmp_path / "run" / "metrics.jsonl").exists)
+    child.signal(number, group=False)
+    outcome = child.wait()
+    outcome.assert_clean(130)
+    assert "interrupted and saved" in outcome.out
+    assert "resume run" in outcome.out
     reached = checkpoint.load(tmp_path / "run").step
     assert reached > 0
 
     more = str(reached + 10)
-    monkeypatch.chdir(tmp_path)
     assert here("resume", "run", "--total-vec-steps", more, "--no-video") == 0
     assert checkpoint.load(tmp_path / "run").step == reached + 10
 

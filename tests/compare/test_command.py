@@ -92,4 +92,4 @@ def test_without_the_extra_the_line_names_it(
         monkeypatch.delitem(sys.modules, name)
     code, _, err = call(capsys, "compare", str(runs))
     assert code == 2
-    assert "pip install 'fleetfoot[compare]'" in err
+    assert "pip install 'rliable~=" in err

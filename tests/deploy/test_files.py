@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[str, Callable[[Path, Package], object]]] = {
         lambda folder, made: (folder / "policy.json").write_text('{"x": NaN}'),
     ),
     "another format": ("does not describe a policy", edit(lambda t: t.update(format="other"))),
-    "newer": ("pip install --upgrade fleetfoot", edit(lambda t: t.update(version=99))),
+    "newer": ("written by a newer version", edit(lambda t: t.update(version=99))),
     "joint order": ("another order of joints", edit(lambda t: t["joints"].reverse())),
     "a gain": ("other joints", edit(lambda t: t["joints"][0].update(kp=300.0))),
     "control rate": ("its field 'control_hz'", edit(lambda t: t.update(control_hz=500.0))),

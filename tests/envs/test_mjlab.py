@@ -248,6 +248,6 @@ def test_without_mjlab_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mjlab", None)
     for call in (mjlab.names, lambda: MjlabConfig().build(1, 0, CPU)):
-        with pytest.raises(UserError, match=r"pip install 'fleetfoot\[mjlab\]'") as caught:
+        with pytest.raises(UserError, match=r"pip install 'mjlab~=") as caught:
             call()
         assert "\n" not in str(caught.value)

@@ -266,7 +266,7 @@ def test_models_that_are_missing_get_one_line(tmp_path: Any) -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(UserError, match=r"pip install fleetfoot\[playground\]"):
+    with pytest.raises(UserError, match=r"pip install 'mujoco-mjx=="):
         CARTPOLE.build(2, 0, CPU)
 
 

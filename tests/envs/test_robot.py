@@ -21,6 +21,7 @@ from fleetfoot.envs.robot.conditions import Conditions
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.frames import Frames
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Now, State
 from fleetfoot.envs.robot.terms import SPECS
@@ -111,7 +112,7 @@ def test_zero_actions_hold_the_standing_pose(robot: str) -> None:
     assert (env.engine.control == aim).all()
 
 
-@pytest.mark.parametrize("robot", ["go1", "t1"])
+@pytest.mark.parametrize("robot", ["go1", "t1", "g1"])
 def test_rough_ground(robot: str) -> None:
     """Robots stand on plates of different heights, and their feet feel it."""
     env = build(16, robot=robot, ground="rough", conditions=ConditionsConfig(noise=0.0))
@@ -123,8 +124,35 @@ def test_rough_ground(robot: str) -> None:
     assert contact.any(1).float().mean() > 0.5
     lowest = height.masked_fill(~contact, 1.0).amin(1)[contact.any(1)]
     assert lowest.max() - lowest.min() > 0.005
-    with pytest.raises(UserError, match="rough ground needs a floor that collides"):
-        build(1, robot="g1", ground="rough")
+    env.close()
+
+
+def test_g1_stands_on_rough_ground_as_high_as_on_the_floor() -> None:
+    """On a plate it touches the ground with the corners of its soles: as low as the soles themselves."""
+    lowest = {}
+    for ground in ("flat", "rough"):
+        env = build(8, robot="g1", ground=ground, conditions=ConditionsConfig(noise=0.0))
+        obs = env.reset()
+        for _ in range(12):
+            step = env.step(torch.zeros(8, env.built.num_joints))
+        assert step.next_obs.critic.shape == obs.critic.shape
+        sensor = {name: env.engine.sensor[:, part] for name, part in env.built.sensors.items()}
+        contact = sensor["foot_contact"] > 0
+        lowest[ground] = sensor["foot_pos"][:, 2::3][contact].min()
+        assert sensor["foot_force"].abs().max() > 50.0
+        env.close()
+    # The thinnest plate is 5 mm, and the thickest 5 cm.
+    assert 0.003 < lowest["rough"] - lowest["flat"] < 0.05
+
+
+def test_what_rough_ground_cannot_be_laid_for() -> None:
+    ball = '<worldbody><geom name="floor" type="plane" size="1 1 1" contype="0" conaffinity="0"/><body pos="0 0 1">'
+    ball += '<joint name="j"/><geom name="b" size=".1"/></body></worldbody><actuator><motor joint="j"/></actuator>'
+    pair = '<contact><pair geom1="b" geom2="floor"/></contact>'
+    for text, problem in ((ball, "a floor that collides"), (ball + pair, "'b' is none")):
+        robot = Robot(name="ball", model=f"<mujoco>{text}</mujoco>", roughness=0.05)
+        with pytest.raises(UserError, match=problem):
+            robot.build(0.004)
 
 
 def test_randomised_robots_depend_on_their_own_seed_alone() -> None:

@@ -22,11 +22,12 @@ from fleetfoot.envs.robot import (
     RobotConfig,
     RobotEnv,
 )
-from fleetfoot.envs.robot.env import EngineName
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.physics import EngineName
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
 from fleetfoot.envs.robot.terms import SPECS
+from fleetfoot.envs.robot.warp import WarpEngine
 from fleetfoot.errors import UserError
 
 pytest.importorskip("mujoco_warp")
@@ -111,6 +112,24 @@ def test_both_engines_agree_on_the_ground(robot: Robot) -> None:
         one, other = cpu.step(action), warp.step(action)
     torch.testing.assert_close(cpu.engine.qpos, warp.engine.qpos, rtol=0, atol=1e-3)
     torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("robot", ["go1", "g1"])
+def test_both_engines_stand_on_the_same_rough_ground(robot: str) -> None:
+    """Feet of one robot land on plates of the same height in both, and nothing runs out of room."""
+    cpu, warp = both(robot=robot, ground="rough", conditions=ConditionsConfig(noise=0.0))
+    cpu.reset()
+    warp.reset()
+    for _ in range(10):
+        cpu.step(torch.zeros_like(cpu._given))
+        warp.step(torch.zeros_like(warp._given))
+    contact, height = cpu.built.sensors["foot_contact"], cpu.built.sensors["foot_pos"]
+    standing = (cpu.engine.sensor[:, contact] > 0) & (warp.engine.sensor[:, contact] > 0)
+    assert standing.any()
+    one, other = (env.engine.sensor[:, height][:, 2::3] for env in (cpu, warp))
+    torch.testing.assert_close(one[standing], other[standing], rtol=0, atol=3e-3)
+    assert isinstance(warp.engine, WarpEngine)
+    assert not (warp.engine._overflow & warp.engine._serious).any()
 
 
 def test_recorded_is_eager() -> None:

@@ -73,3 +73,26 @@ class ExamConfig:
 
     def for_evaluation(self) -> ExamConfig:
         return self
+
+
+@part
+class LongExamConfig:
+    """The pendulum, whose episodes never end in an evaluation. The first step of one creates the file that the variable
+    EXAM names."""
+
+    exam: bool = False
+
+    def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
+        env = TensorConfig().build(num_envs, seed, device)
+        if self.exam:
+            true_step, none = env.step, torch.zeros(num_envs, dtype=torch.bool)
+
+            def step(action: Tensor) -> Any:
+                Path(os.environ["EXAM"]).touch()
+                return true_step(action)._replace(terminated=none, truncated=none)
+
+            env.step = step  # type: ignore[method-assign]
+        return env
+
+    def for_evaluation(self) -> LongExamConfig:
+        return LongExamConfig(exam=True)

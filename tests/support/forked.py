@@ -130,6 +130,7 @@ def preload() -> None:
         importlib.import_module(module)
     importlib.import_module("fleetfoot.api")
     importlib.import_module("torch.utils.tensorboard")
+    importlib.import_module("torch._dynamo")  # by the first optimiser
     load_own_parts()
 
 

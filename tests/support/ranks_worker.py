@@ -1,8 +1,7 @@
-"""What each of two processes does for `test_ranks.py`: python ranks_worker.py FOLDER."""
+"""What each of two processes does for `test_ranks.py`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +29,7 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rng import RandomStream
-from fleetfoot.run.ranks import Ranks, ReportedElsewhere, process_group
+from fleetfoot.run.ranks import Ranks, ReportedElsewhere, error_line, process_group
 from fleetfoot.run.sharded import check_same_weights, global_spec, synchronize_agent
 from fleetfoot.topologies import synchronous as synchronous_module
 from support.runs import SpoiledConfig, interrupted_at, small
@@ -192,8 +191,8 @@ def main(folder: Path) -> None:
     # Each rank names its own environment, before anything is exchanged.
     with pytest.raises(UserError, match="reward that is NaN or infinite"):
         train(small(env=SpoiledConfig(at=30, what="reward")), folder / "spoiled")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    # One rank has something to say, and the other waits for it: one line.
+    at = 30 if ranks.rank == 1 else 0
+    with pytest.raises(UserError) as caught:
+        train(small(env=SpoiledConfig(at=at, what="reward")), folder / "spoiled-on-one")
+    (folder / f"said-{ranks.rank}.txt").write_text(error_line(caught.value) or "")

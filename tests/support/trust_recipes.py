@@ -13,9 +13,10 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support import misbehaving
-from support.crashing import CrashingConfig
+from support.crashing import CrashingConfig, LongExamConfig
 from support.gorila import small as small_gorila
 from support.runs import QUIET, small
 
@@ -55,6 +56,22 @@ def endless(**changes: Any) -> Recipe:
     checkpoint = CheckpointConfig(every_vec_steps=1_000_000_000)
     fields = {"total_vec_steps": 10**9, "checkpoint": checkpoint, "evaluation": EVALUATION}
     return tiny(**(fields | changes))
+
+
+def examined(**changes: Any) -> Recipe:
+    """The evaluation after 15 vec steps does not end."""
+    evaluation = replace(EVALUATION, every_vec_steps=15, max_vec_steps=10**9)
+    return endless(env=LongExamConfig(), evaluation=evaluation, **changes)
+
+
+def examined_at_the_end() -> Recipe:
+    return examined(total_vec_steps=15)
+
+
+def examined_in_threads() -> Recipe:
+    base = examined(topology=SplitLearnersConfig())
+    agent: Any = base.agent
+    return replace(base, agent=replace(agent, policy_every=2))
 
 
 def asynchronous() -> Recipe:

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ import torch
 
 from fleetfoot import checkpoint
 from fleetfoot.api import evaluate_run, resume, train
+from fleetfoot.cli.main import main
 from fleetfoot.errors import UserError
 from fleetfoot.explore import EpsilonLadderConfig
 from fleetfoot.log import curve
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.run import ranks as ranks_module
 from fleetfoot.run.ranks import ALONE, Ranks
 from fleetfoot.run.sharded import adapt_state, rank_recipe
 from support import ranks_worker
+from support.forked import Child, preload
 from support.ranks_worker import TOTAL
 from support.runs import assert_same, small, tensors
 
@@ -40,53 +45,57 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-def launch(*args: str, cwd: Path) -> list[subprocess.Popen[str]]:
-    """Two processes as torchrun would start them, without its messages and its supervision."""
+class AtEnd:
+    """What a program would do at its end, which a child of this process does not reach."""
+
+    def __init__(self) -> None:
+        self.acts: list[Callable[[], object]] = []
+
+    def register(self, act: Callable[[], object]) -> None:
+        self.acts.append(act)
+
+    def unregister(self, act: Callable[[], object]) -> None:
+        self.acts.remove(act)
+
+
+def launch(act: Callable[[], object], place: Path) -> list[Child]:
+    """Two processes that `act` as if torchrun had started them, without its messages and its supervision."""
+    preload()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [
-        subprocess.Popen(
-            [sys.executable, *args],
-            cwd=cwd,
-            env=environment(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE="2",
-                LOCAL_WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+    def rank_acts(rank: int) -> None:
+        number = str(rank)
+        os.environ |= group | {"RANK": number, "LOCAL_RANK": number, "MASTER_PORT": str(port)}
+        os.chdir(place)
+        end: Any = AtEnd()
+        ranks_module.atexit = end
+        try:
+            act()
+        finally:
+            for last in end.acts:
+                last()
+
+    return [Child(place, partial(rank_acts, rank)) for rank in range(2)]
 
 
-def ends(
-    processes: list[subprocess.Popen[str]], seconds: float = 120
-) -> list[tuple[int, str, str]]:
-    try:
-        outputs = [process.communicate(timeout=seconds) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(p.returncode, out, err) for p, (out, err) in zip(processes, outputs, strict=True)]
+def ends(children: list[Child], seconds: float = 120) -> list[tuple[int, str, str]]:
+    outcomes = [child.wait(seconds) for child in children]
+    assert not any(outcome.hung for outcome in outcomes), outcomes
+    return [(outcome.code, outcome.out, outcome.err) for outcome in outcomes]
 
 
 def fleetfoot(*args: str, cwd: Path) -> list[tuple[int, str, str]]:
-    return ends(launch("-m", "fleetfoot", *args, cwd=cwd))
+    return ends(launch(lambda: main(list(args)), cwd))
 
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes ran `ranks_worker`."""
     folder = tmp_path_factory.mktemp("ranks")
-    for code, _, err in ends(
-        launch(str(Path(ranks_worker.__file__)), str(folder), cwd=folder), 300
-    ):
+    for code, _, err in ends(launch(lambda: ranks_worker.main(folder), folder), 300):
         assert code == 0, err
     return folder
 
@@ -224,10 +233,18 @@ def test_an_error_of_all_ranks_leaves_nothing_behind(worked: Path) -> None:
     assert not (worked / "spoiled" / "checkpoints").exists()
 
 
+def test_an_error_of_one_rank_is_one_line(worked: Path) -> None:
+    """The other one waits for it, loses contact, and is silent."""
+    said = [(worked / f"said-{rank}.txt").read_text() for rank in range(2)]
+    assert said[0] == ""
+    assert said[1].startswith("rank 1: environment 0 of ")
+    assert said[1].endswith("reward that is NaN or infinite; the last checkpoint is kept.")
+
+
 def test_when_a_rank_dies_the_others_end_with_one_line(tmp_path: Path) -> None:
-    first, second = launch("-m", "fleetfoot", "train", *pendulum("run", 10**6), cwd=tmp_path)
-    wait_for(tmp_path / "run" / "checkpoints" / "last.json", first)
-    second.kill()
+    first, second = launch(lambda: main(["train", *pendulum("run", 10**6)]), tmp_path)
+    first.until((tmp_path / "run" / "checkpoints" / "last.json").exists)
+    second.signal(signal.SIGKILL)
     (code, _, err), _ = ends([first, second])  # far sooner than torch's own limit of half an hour
     assert code == 2
     assert [line for line in err.splitlines() if line.startswith("fleetfoot: another process")]
@@ -249,7 +266,10 @@ def test_ctrl_c_under_torchrun_saves_once(tmp_path: Path) -> None:
     wait_for(tmp_path / "run" / "checkpoints" / "last.json", launcher)
     saved = checkpoint.load(tmp_path / "run", with_replay=False).step
     launcher.send_signal(signal.SIGINT)
-    [(_, out, err)] = ends([launcher], seconds=60)
+    try:
+        out, err = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
     assert out.count("interrupted and saved; to continue") == 1, err
     zero, one = (checkpoint.load(tmp_path / "run", rank=rank) for rank in range(2))
     assert zero.step == one.step >= saved

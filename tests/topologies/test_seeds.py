@@ -130,6 +130,12 @@ def short(name: str, **changes: Any) -> Recipe:
 TD3_NETS = {"policy_net": tanh(), "critic_net": tanh()}
 
 
+def mirrored() -> Recipe:
+    """An odd number of rows: which of them are mirrored must be counted for each seed by itself."""
+    recipe = short("fast_td3/pendulum", agent=TD3_NETS)
+    return replace(recipe, batch_size=15, replay=replace(recipe.off_policy_replay(), mirror=True))
+
+
 @pytest.mark.parametrize(
     ("recipe", "seeds", "updates"),
     [
@@ -142,6 +148,7 @@ TD3_NETS = {"policy_net": tanh(), "critic_net": tanh()}
             id="overlap",
         ),
         pytest.param(short("flash_sac/pendulum"), [1, 2], 18, id="flash_sac"),
+        pytest.param(mirrored(), [1, 2], 18, id="mirrored"),
         pytest.param(short("ddpg/pendulum", agent=TD3_NETS), [1, 2], 18, id="ddpg"),
         pytest.param(short("pql_d/pendulum", agent=TD3_NETS), [1, 2], 18, id="pql_d"),
         pytest.param(short("dqn/cartpole", agent={"target_every": 6}), [1, 2], 18, id="dqn"),

@@ -76,6 +76,14 @@ def test_in_lockstep_with_privileged_critics_and_several_tasks(tmp_path: Path) -
     assert_same(agent_state(tmp_path / "split"), agent_state(tmp_path / "whole"))
 
 
+def test_in_lockstep_with_mirror_images(tmp_path: Path) -> None:
+    recipe = short("pql/pendulum", batch_size=15)
+    recipe = replace(recipe, replay=replace(recipe.off_policy_replay(), mirror=True))
+    train(replace(recipe, topology=LOCKSTEP), tmp_path / "split")
+    train(replace(recipe, topology=SynchronousConfig()), tmp_path / "whole")
+    assert_same(agent_state(tmp_path / "split"), agent_state(tmp_path / "whole"))
+
+
 def test_in_lockstep_with_singular_vectors_beside_the_weights(tmp_path: Path) -> None:
     recipe = short("fast_td3/pendulum", total_vec_steps=30)
     agent: Any = recipe.agent

@@ -23,7 +23,7 @@ from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution.learner import EagerLearner
 from fleetfoot.log import LogConfig
@@ -39,7 +39,6 @@ from fleetfoot.topologies.pql.processes import PROCESSES, CriticLearnerProcess
 from fleetfoot.topologies.pql.schedule import Round
 from fleetfoot.topologies.pql.threads import InProcessConfig
 from fleetfoot.topologies.ray.transport import pack_recipe, to_tensors
-from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.runs import QUIET, agent_state, assert_same, short, tensors
 from support.skewed import SkewedDDPGConfig, SkewedEnvConfig
@@ -309,11 +308,28 @@ def test_what_goes_wrong_comes_out_as_itself_or_in_one_line(ray: Any, tmp_path: 
     wide = SplitLearnersConfig(placement=OnRayConfig(actor=RoleConfig(cpus=17)))
     with pytest.raises(UserError, match="the run asks for 19 CPUs, the cluster has 16"):
         train(pql(topology=wide), tmp_path / "b")
-    restarts = Restarts(0, option="--topology.placement.max-restarts")
-    with pytest.raises(UserError, match=r"or raise --topology\.placement\.max-restarts"):
-        restarts.note("the actor", "its process died")
 
 
+def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
+    ray: Any, tmp_path: Path
+) -> None:
+    folder, topology = tmp_path / "run", SplitLearnersConfig(placement=OnRayConfig(max_restarts=0))
+    recipe = pql(env=SkewedEnvConfig(fails_at=41), topology=topology, log=RARELY)
+    with pytest.raises(Halted) as caught:
+        train(recipe, folder)
+    said = str(caught.value)
+    assert "ZeroDivisionError: the motor is too hot) after 0 restarts: fix the cause" in said
+    assert "or raise --topology.placement.max-restarts; saved after 40 vec steps" in said
+    state = checkpoint.load(folder).state
+    assert (state["updates"], state["policy_updates"]) == (8 * (40 - 32), 4 * (40 - 32))
+    assert state["replay"]["ring"]["written"] == state["replay"]["observations"]["written"] == 40
+    here = SplitLearnersConfig()
+    again = resume(folder, topology=here, env=SkewedEnvConfig(), total_vec_steps=50)
+    assert again.finished
+    assert again.counters.updates == 8 * (50 - 32)
+
+
+@pytest.mark.slow  # a Ray of its own; Ctrl-C itself, and what it leaves behind, is tested above
 def test_ctrl_c_on_the_command_line_leaves_no_process_behind(tmp_path: Path) -> None:
     words = ["-m", "fleetfoot", "train", "pql/pendulum", "--no-video", "--device", "cpu"]
     words += ["--topology.placement", "OnRayConfig", "--folder", str(tmp_path / "run")]

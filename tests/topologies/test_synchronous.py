@@ -28,6 +28,8 @@ from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
 from fleetfoot.guard import Guarded
 from fleetfoot.log import NonFinite
 from fleetfoot.nn.simba import SimbaV2Config
+from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run import folder as folders
 from fleetfoot.run.build import open_run
 from fleetfoot.run.clock import Clock
@@ -66,6 +68,14 @@ ENVS: list[Any] = [
 ]
 
 
+def test_with_mirror_images_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They draw nothing, so there is nothing of theirs to save."""
+    env = TensorConfig(task="point_mass", privileged=True)
+    replay = ReplayConfig(capacity=8 * 100, n_step=3, storage="bf16", mirror=True)
+    recipe = small(env=env, replay=replay, batch_size=15)
+    interrupt_and_compare(recipe, tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize(("name", "env"), ENVS)
 def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_state(
     name: str, env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,6 +86,10 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_state(
     if env is not None:
         agent: Any = recipe.agent
         recipe = replace(recipe, agent=replace(agent, v_max=10.0, normalize_reward=True))
+    interrupt_and_compare(recipe, tmp_path, monkeypatch)
+
+
+def interrupt_and_compare(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(synchronous_module, "rollout", interrupted_at(133))

@@ -31,7 +31,7 @@ from fleetfoot.cli.main import one_line
 from fleetfoot.config import from_json, to_json
 from fleetfoot.log.sinks import _line
 from fleetfoot.run.folder import has_checkpoint, load_own_parts
-from fleetfoot.run.stored import write_stored
+from fleetfoot.run.stored import read_stored, write_stored
 from support.forked import Child, Outcome, preload
 from support.trust_recipes import tiny
 from trust.mutate import changed_json, changed_state, damage
@@ -124,6 +124,16 @@ def crafted_checkpoint(number: int, made: Any, place: Path) -> int:
     return checked(place, folder, reader, f"checkpoint {number}: {what}")
 
 
+def crafted_fit(number: int, made: Any, place: Path) -> int:
+    """The laws of a study with the right digest whose content no fit wrote."""
+    rng = Random(f"fit {number}")
+    folder = Path(shutil.copytree(made("scale fit")[0], place / f"fit-{number}"))
+    path = folder / "fit.json"
+    tree, what = changed_json(rng, read_stored(path, "fit"))
+    write_stored(path, "fit", tree if isinstance(tree, dict) else {})
+    return checked(place, folder, "scale fit", f"fit {number}: {what}")
+
+
 def seal_again(folder: Path, state: dict[Any, Any], recipe: Any) -> None:
     shutil.rmtree(folder / "checkpoints")
     Checkpoint(folder / "checkpoints").save(state, recipe_json=recipe, step=20)
@@ -206,6 +216,10 @@ def test_crafted_checkpoints(made: Any, tmp_path: Path) -> None:
     assert 2 in [crafted_checkpoint(number, made, tmp_path) for number in range(20)]
 
 
+def test_crafted_fits(made: Any, tmp_path: Path) -> None:
+    assert 2 in [crafted_fit(number, made, tmp_path) for number in range(20)]
+
+
 def test_kills_at_file_operations(tmp_path: Path) -> None:
     assert sum(killed(number, tmp_path) for number in range(4)) > 0
 
@@ -224,7 +238,7 @@ def test_damaged_files_in_full(name: str, piece: int, made: Any, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(PIECES))
-@pytest.mark.parametrize("kind", [crafted_recipe, crafted_checkpoint])
+@pytest.mark.parametrize("kind", [crafted_recipe, crafted_checkpoint, crafted_fit])
 def test_crafted_in_full(kind: Any, piece: int, made: Any, tmp_path: Path) -> None:
     size = 1000 // PIECES
     for number in range(piece * size, (piece + 1) * size):

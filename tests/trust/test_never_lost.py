@@ -11,25 +11,12 @@ from typing import Any
 import imageio_ffmpeg
 import pytest
 
-from fleetfoot import UserError, api, checkpoint, train
+from fleetfoot import UserError, api, checkpoint
 from fleetfoot.cli.main import main
 from fleetfoot.errors import Notice
 from fleetfoot.log.sinks import read_lines
 from support.fake_runs import make_run
 from support.forked import Child, command, preload, start
-from support.trust_recipes import tiny
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train(tiny(), folder)
-    return folder
-
-
-@pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def test_without_last_json_the_whole_checkpoint_is_named(run: Path) -> None:

@@ -63,6 +63,42 @@ def test_a_signal_to_all_processes_saves(number: int, recipe: str, tmp_path: Pat
     assert checkpoint.load(folder).step >= 15
 
 
+@pytest.mark.parametrize(
+    ("recipe", "number"),
+    [
+        ("examined", signal.SIGTERM),
+        ("examined_at_the_end", signal.SIGINT),
+        ("examined_in_threads", signal.SIGINT),
+    ],
+)
+def test_a_signal_cuts_an_evaluation_and_resume_makes_it(
+    recipe: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marker = tmp_path / "run", tmp_path / "exam"
+    monkeypatch.setenv("EXAM", str(marker))
+    args = ("train", f"support.trust_recipes:{recipe}", "--folder", str(folder), "--no-video")
+    child = start(tmp_path, *args)
+    child.until(marker.exists)
+    child.signal(number)
+    outcome = child.wait()
+    outcome.assert_clean(130)
+    assert "interrupted and saved" in outcome.out
+    assert checkpoint.load(folder).step == 15
+    assert not evaluated(folder)
+    total = "15" if recipe == "examined_at_the_end" else "20"
+    again = ("resume", str(folder), "--evaluation.max-vec-steps", "3", "--total-vec-steps", total)
+    command(tmp_path, *again, "--no-video").assert_clean(0)
+    assert evaluated(folder) == sorted({15, int(total)})
+    outcome = command(tmp_path, *again, "--no-video")
+    outcome.assert_clean(2)
+    assert f"is finished after {total} vec steps" in outcome.err
+
+
+def evaluated(folder: Path) -> list[int]:
+    """The vec steps of all evaluations."""
+    return [line["vec_steps"] for line in lines(folder) if "eval/return" in line]
+
+
 def test_a_hangup_that_nohup_ignores_is_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import psutil
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -194,7 +195,8 @@ def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
             raise UserError(f"{path.parent / 'state.json'} gives no size and digest of {path.name}")
     try:
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        with open_plain(path, most=_memory()) as file:
+        # What is larger than the machine's memory cannot be loaded.
+        with open_plain(path, most=psutil.virtual_memory().total) as file:
             actual_size = os.fstat(file.fileno()).st_size
             if actual_size != size:
                 raise UserError(
@@ -207,11 +209,3 @@ def _read_tree(path: Path, files: dict[str, Json], tree: Json) -> Any:
         return unpack(load_file(path), tree)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-
-
-def _memory() -> int:
-    """Bytes of memory that this machine has: what is larger cannot be loaded."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return 1 << 62

@@ -33,14 +33,14 @@ def migrated(recipe: Json, version: Any, path: Path) -> Json:
     if version > VERSION:
         raise UserError(
             f"{path} has format {version}, this fleetfoot reads up to {VERSION}: "
-            "pip install --upgrade fleetfoot"
+            "it was written by a newer version, which can read it"
         )
     for old in range(version, VERSION):
         if old not in MIGRATIONS:
             reader = LAST_READER[old]
             raise UserError(
                 f"{path} has format {version}, which this fleetfoot no longer reads: "
-                f"pip install fleetfoot=={reader}"
+                f"fleetfoot {reader} is the last that does"
             )
         recipe = MIGRATIONS[old](recipe)
     return recipe

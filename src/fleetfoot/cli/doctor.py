@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fleetfoot import extras
 from fleetfoot.cli.form import parse
 from fleetfoot.errors import UserError
 
@@ -36,21 +37,25 @@ def run(args: list[str], imports: list[str]) -> int:
     from rich.text import Text
 
     findings = examine()
+    missing = [finding for finding in findings if finding.missing]
     table = Table(box=None, show_header=False)
     for column in ("mark", "what", "state"):
         table.add_column(column, no_wrap=column != "state")
     for finding in findings:
-        mark = (
-            "[green]ok[/]"
-            if not finding.missing
-            else "[red]no[/]"
-            if finding.needed
-            else "[yellow]--[/]"
-        )
-        note = f"{finding.state}\n-> {finding.missing}" if finding.missing else finding.state
-        table.add_row(mark, finding.what, Text(note))  # not markup: [extra] would vanish
-    Console(highlight=False).print(table)
-    return 1 if any(finding.missing and finding.needed for finding in findings) else 0
+        bad = "[red]no[/]" if finding.needed else "[yellow]--[/]"
+        mark = bad if finding.missing else "[green]ok[/]"
+        table.add_row(
+            mark, Text(finding.what), Text(finding.state)
+        )  # not markup: [extra] would vanish
+    console = Console(highlight=False)
+    console.print(table)
+    if missing:
+        print("\nWhat would help:")
+    for (
+        finding
+    ) in missing:  # one line each, however narrow the terminal: they are there to be copied
+        print(f"  {finding.what}: {finding.missing}")
+    return 1 if any(finding.needed for finding in missing) else 0
 
 
 def examine() -> list[Finding]:
@@ -58,10 +63,10 @@ def examine() -> list[Finding]:
         python,
         hardware,
         torch_and_gpu,
-        simulators,
+        package,
         rendering,
         compiler,
-        extras,
+        optional,
     ]
     return [finding for check in checks for finding in check()]
 
@@ -73,12 +78,12 @@ def python() -> list[Finding]:
 
 
 def hardware() -> list[Finding]:
+    import psutil
+
     from fleetfoot.system import usable_cores
 
     facts = [f"{usable_cores()} usable cores"]
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        facts.append(f"{memory / 2**30:.1f} GiB memory")
+    facts.append(f"{psutil.virtual_memory().total / 2**30:.1f} GiB memory")
     facts.append(f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
     return [Finding("machine", ", ".join(facts))]
 
@@ -86,7 +91,7 @@ def hardware() -> list[Finding]:
 def torch_and_gpu() -> list[Finding]:
     import torch
 
-    findings = [Finding("torch", torch.__version__, needed=True)]
+    findings = []
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         findings.append(Finding("GPU", f"{', '.join(names)} (CUDA {torch.version.cuda})"))
@@ -96,12 +101,6 @@ def torch_and_gpu() -> list[Finding]:
     else:
         findings.append(Finding("GPU", "none seen by torch; training uses the CPU"))
     return findings
-
-
-def simulators() -> list[Finding]:
-    return [
-        _package(name, name, f"pip install {name}", needed=True) for name in ("mujoco", "gymnasium")
-    ]
 
 
 def rendering() -> list[Finding]:
@@ -122,33 +121,27 @@ def compiler() -> list[Finding]:
     return [Finding("compiler", "no C++ compiler; nothing is compiled", "apt-get install g++")]
 
 
-def extras() -> list[Finding]:
-    findings = [
-        _package("tensorboard", "tensorboard", "pip install tensorboard", needed=True),
-        _package("video encoder", "imageio-ffmpeg", "pip install 'imageio[ffmpeg]'", needed=True),
-    ]
-    optional = [
-        ("Atari games", "ale-py", "atari"),
-        ("Box2D", "box2d", "box2d"),
-        ("EnvPool", "envpool", "envpool"),
-        ("robots on a GPU", "mujoco-warp", "warp"),
-        ("Weights & Biases", "wandb", "wandb"),
-        ("Ray", "ray", "ray"),
-        ("plots", "matplotlib", "plot"),
-        ("export", "onnxscript", "export"),
-        ("comparisons", "rliable", "compare"),
-        ("scaling laws", "scikit-learn", "scale"),
-        ("searches", "optuna", "sweep"),
-        ("YAML recipes", "pyyaml", "yaml"),
-        ("bench peers", "stable-baselines3", "bench"),
-    ]
-    for what, package, extra in optional:
-        findings.append(_package(what, package, f"pip install 'fleetfoot[{extra}]'"))
+def package() -> list[Finding]:
+    """What fleetfoot itself needs, as the metadata of the package has it."""
+    findings = []
+    for one in extras.requirements(""):
+        version = extras.installed(one)
+        fix = "" if version else f"pip install {shlex.quote(str(one))}"
+        findings.append(Finding(one.name, version or "missing, or too old", fix, needed=True))
     return findings
 
 
-def _package(what: str, package: str, fix: str, needed: bool = False) -> Finding:
-    try:
-        return Finding(what, f"{package} {importlib.metadata.version(package)}", needed=needed)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(what, f"{package} is not installed", fix, needed)
+def optional() -> list[Finding]:
+    """Every extra of the package, with the line that brings what is missing of it."""
+    findings = []
+    for name in extras.names():
+        versions = {one.name: extras.installed(one) for one in extras.requirements(name)}
+        missing = [other for other, version in versions.items() if version is None]
+        if missing:
+            are = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}: not installed"
+            findings.append(Finding(f"[{name}]", are, extras.install_line(name)))
+        else:
+            there = [f"{other} {version}" for other, version in list(versions.items())[:3]]
+            more = f" and {len(versions) - 3} more" if len(versions) > 3 else ""
+            findings.append(Finding(f"[{name}]", f"{', '.join(there)}{more}"))
+    return findings

@@ -26,6 +26,14 @@ COMMANDS = {
         "fleetfoot.cli.export",
         "write a run's policy as ONNX, with all that a robot needs: fleetfoot export RUN",
     ),
+    "play": (
+        "fleetfoot.cli.play",
+        "drive a robot by its policy, in the browser: fleetfoot play [RUN|FOLDER|policy.onnx]",
+    ),
+    "watch": (
+        "fleetfoot.cli.watch",
+        "see a run's newest policy while it trains: fleetfoot watch RUN",
+    ),
     "compare": (
         "fleetfoot.cli.compare",
         "weigh runs against each other: fleetfoot compare RUNS...",
@@ -33,6 +41,22 @@ COMMANDS = {
     "sweep": (
         "fleetfoot.cli.sweep",
         "train many settings, by grid or search: fleetfoot sweep RECIPE --over agent.tau=0.005,0.05 --folder STUDY",
+    ),
+    "report": (
+        "fleetfoot.cli.report",
+        "one HTML page about runs, without a network: fleetfoot report RUNS... --out report.html",
+    ),
+    "dashboard": (
+        "fleetfoot.cli.dashboard",
+        "the same, live, for a folder of runs on this machine: fleetfoot dashboard [runs/]",
+    ),
+    "push": (
+        "fleetfoot.cli.push",
+        "upload a run's best policy to Hugging Face: fleetfoot push RUN USER/NAME",
+    ),
+    "pull": (
+        "fleetfoot.cli.pull",
+        "download a policy from Hugging Face: fleetfoot pull USER/NAME",
     ),
     "scale": (
         "fleetfoot.cli.scale",

@@ -47,7 +47,7 @@ def run(args: list[str], imports: list[str]) -> int:
         f"update-to-data ratio {suggestion.sigma:.3g}: a score of {suggestion.score:.0f} or more after "
         f"{suggestion.env_steps:,.0f} env steps, {suggestion.flops:.3g} FLOPs and {suggestion.seconds:,.0f} s"
     )
-    for task in laws.tree["recipes"]:
+    for task in laws.recipes:
         recipe, words = laws.options(suggestion, task)
         print("  " + shlex.join([program("fleetfoot"), "train", recipe, *words]))
     return 0

@@ -15,10 +15,11 @@ from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, speaks
 from fleetfoot.cli.run_folder import command_line, program
 from fleetfoot.cli.which_recipe import find_recipe, modules_of
+from fleetfoot.config import to_json
 from fleetfoot.errors import UserError, one_line
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Result
-from fleetfoot.run.folder import has_checkpoint, seed_folders
+from fleetfoot.run.folder import has_checkpoint, read_recipe, seed_folders
 from fleetfoot.study import seeds
 
 
@@ -88,6 +89,9 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
             film = api.record_run(folder)
         except (Exception, KeyboardInterrupt) as error:  # the training was good, whatever fails now
             print(f"fleetfoot: no video: {one_line(error)}", file=sys.stderr)
+    if film is not None:
+        recipe = read_recipe(folder)
+        recipe.log.add_film(folder, film, result.counters, to_json(recipe))
     print(report(result, film, imports))
     return 0 if result.finished else INTERRUPTED
 

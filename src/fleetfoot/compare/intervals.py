@@ -16,6 +16,7 @@ import numpy as np
 
 from fleetfoot.compare.runs import Floats
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 CONFIDENCE = 0.95
 
@@ -107,4 +108,4 @@ def rliable() -> Any:
     try:
         return importlib.import_module("rliable.library")
     except (ImportError, TypeError) as error:  # TypeError: arch 7 cannot import pandas 3
-        raise UserError("comparing runs needs rliable: pip install 'fleetfoot[compare]'") from error
+        raise UserError(f"comparing runs needs rliable: {install_line('compare')}") from error

@@ -131,7 +131,8 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise UserError(f"{name} has no version.")
     if version > VERSION:
         raise UserError(
-            f"{name} has format {version}, this fleetfoot reads up to {VERSION}: pip install --upgrade fleetfoot"
+            f"{name} has format {version}, this fleetfoot reads up to {VERSION}: "
+            "it was written by a newer version, which can read it."
         )
     return raw
 

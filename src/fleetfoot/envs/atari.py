@@ -28,6 +28,7 @@ from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.host import HostEnv
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import install_line
 from fleetfoot.system import usable_cores
 
 FRAME_SKIP = 4  # frames of the console per step
@@ -145,6 +146,7 @@ class AtariEnv(HostEnv):
             episode_length=None if config.life_loss else self.limit,
             frame_stack=STACK,
             step_seconds=FRAME_SKIP * FRAME_SECONDS,
+            description={"actions": self._buttons()},
         )
         # Word i of nothing but (seed, i): the same for any number of consoles.
         self.seeds: NDArray[np.int64] | None = np.array(
@@ -158,6 +160,11 @@ class AtariEnv(HostEnv):
         self.lives = np.zeros(num_envs, dtype=np.int32)
         self.past = np.zeros(num_envs, dtype=np.int64)  # frames in the stack from an earlier life
         self.newest = np.zeros((num_envs, STACK, SIDE, SIDE), dtype=np.uint8)  # for pictures
+
+    def _buttons(self) -> list[str]:
+        """What each action presses: NOOP, FIRE, UP, ..."""
+        names = _load("ale_py").Action
+        return [names(int(action)).name for action in self.envs.ale.get_action_set()]
 
     def reset(self) -> Obs:
         # Only the first reset plants the seeds: later ones go on in each console's own stream.
@@ -251,5 +258,5 @@ def _load(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise UserError(
-            "Atari games need ale-py 0.12.1 or newer: pip install 'fleetfoot[atari]'"
+            f"Atari games need ale-py 0.12.1 or newer: {install_line('atari')}"
         ) from None

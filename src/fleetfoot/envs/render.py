@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import os
 import platform
 import subprocess
@@ -107,14 +108,8 @@ class Renderer:
         model.vis.global_.offwidth = max(int(model.vis.global_.offwidth), width)
         model.vis.global_.offheight = max(int(model.vis.global_.offheight), height)
         self._model, self._data = model, mujoco.MjData(model)
-        self._view = mujoco.MjrRect(0, 0, width, height)
-        self._gl: Any = _context(width, height)
-        self._gl.make_current()
-        self._draw = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._draw)
-        self._scene = mujoco.MjvScene(model, maxgeom=2000)
-        self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
         self._camera = _camera(model, view)
+        self._renderer = _renderer(model, width, height)
         # The backend shuts down at exit and its contexts then complain; this runs before it does.
         atexit.register(_close_if_alive, weakref.ref(self))
 
@@ -130,28 +125,12 @@ class Renderer:
         if mocap_pos is not None:
             self._data.mocap_pos[:], self._data.mocap_quat[:] = mocap_pos, mocap_quat
         mujoco.mj_forward(self._model, self._data)
-        self._gl.make_current()
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        mujoco.mjv_updateScene(
-            self._model,
-            self._data,
-            self._option,
-            self._perturb,
-            self._camera,
-            everything,
-            self._scene,
-        )
-        mujoco.mjr_render(self._view, self._scene, self._draw)
-        frame = np.empty((self._view.height, self._view.width, 3), dtype=np.uint8)
-        mujoco.mjr_readPixels(frame, None, self._view, self._draw)
-        return np.ascontiguousarray(frame[::-1])  # OpenGL begins with the lowest row
+        self._renderer.update_scene(self._data, self._camera)
+        frame: NDArray[np.uint8] = self._renderer.render()
+        return frame
 
     def close(self) -> None:
-        if self._gl is not None:
-            self._gl.make_current()
-            self._draw.free()
-            self._gl.free()
-            self._gl = None
+        self._renderer.close()
 
 
 def _close_if_alive(renderer: weakref.ref[Renderer]) -> None:
@@ -159,17 +138,16 @@ def _close_if_alive(renderer: weakref.ref[Renderer]) -> None:
         alive.close()
 
 
-def _context(width: int, height: int) -> Any:
+def _renderer(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
+    """MuJoCo's own, with the backend that works here and not the one that MuJoCo chose when it was imported."""
     name = backend()
-    if name == "native":
-        return mujoco.gl_context.GLContext(width, height)
-    # MuJoCo chooses its own default when it is first imported; importing the backend itself works
-    # at any time.
-    os.environ["MUJOCO_GL"] = name
-    os.environ.setdefault("PYOPENGL_PLATFORM", name)
+    if name != "native":
+        os.environ["MUJOCO_GL"] = name
+        os.environ.setdefault("PYOPENGL_PLATFORM", name)
     try:
-        module = __import__(_MODULES[name], fromlist=["GLContext"])
-        return module.GLContext(width, height)
+        if name != "native":
+            mujoco.gl_context.GLContext = importlib.import_module(_MODULES[name]).GLContext
+        return mujoco.Renderer(model, height, width, max_geom=2000)
     except Exception as error:  # PyOpenGL raises many kinds
         raise UserError(
             f"{name} cannot start in this process, where another OpenGL is loaded; "

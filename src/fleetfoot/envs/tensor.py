@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.config import at_least, part
-from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
+from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Reflection, Step, Symmetry
 from fleetfoot.envs.counter import env_keys, uniforms
 from fleetfoot.errors import UserError, nearest
 
@@ -31,6 +31,7 @@ class Task(Protocol):
     episode_length: int | None
     step_seconds: float
     draws: int  # uniform numbers that one start uses
+    symmetry: Symmetry | None = None
 
     def start(self, u: Tensor) -> Tensor:
         """The first state [N, S] of an episode from uniforms [N, draws]."""
@@ -52,6 +53,7 @@ class Pendulum(Task):
 
     obs_shape, critic_shape, obs_dtype = (3,), None, torch.float32
     action, episode_length, step_seconds, draws = Continuous(1), 200, 0.05, 2
+    symmetry = Symmetry(Reflection((0, 1, 2), (1, -1, -1)), Reflection((0,), (-1,)))
 
     def start(self, u: Tensor) -> Tensor:
         angle, speed = (2 * u - 1).unbind(1)
@@ -186,6 +188,12 @@ class PointMass(Task):
         angle = task * (2 * math.pi / num_tasks)
         self.goal = 0.6 * torch.stack([angle.cos(), angle.sin()], 1)  # [N, 2]
         self.scale = 10.0 ** (task % 3 - 1) if num_tasks > 1 else torch.ones_like(angle)
+        if num_tasks == 1:  # up and down; the distance stays
+            sign = (1.0, -1.0) * (size // 2)
+            actor = Reflection(tuple(range(size)), sign)
+            critic = Reflection(tuple(range(size + 3)), (*sign, 1.0, -1.0, 1.0))
+            action = Reflection((0, 1), (1.0, -1.0))
+            self.symmetry = Symmetry(actor, action, critic if privileged else None)
 
     def start(self, u: Tensor) -> Tensor:
         spread = 1.6 * u - 0.8
@@ -235,6 +243,7 @@ class TensorEnv:
             tasks=tuple(f"task-{k}" for k in range(tasks)) if tasks > 1 else (),
             task_ids=tuple(i % tasks for i in range(rows)) if tasks > 1 else (),
             step_seconds=task.step_seconds,
+            symmetry=task.symmetry,
         )
         self.key = env_keys(seed, rows, self.device)
         self.episode = torch.zeros_like(self.key)

@@ -55,7 +55,9 @@ class CapturedLearner(EagerLearner):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.stream: torch.cuda.Stream = torch.cuda.Stream(self.memory.device)  # type: ignore[no-untyped-call]
+        # Recorded kernels keep the priority of the stream. Simulators beside them have long kernels and fill the GPU;
+        # the many short ones of an update must not queue behind those.
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(self.memory.device, priority=-1)  # type: ignore[no-untyped-call]
         self.recorded: dict[Pattern, Recorded] = {}
         self.gave_up = False
 

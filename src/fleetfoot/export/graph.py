@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fleetfoot.data import Discrete, EnvSpec, Obs
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 ROWS = 3  # of the example with which a graph is traced: neither 0 nor 1, which torch would take for constants
 
@@ -143,7 +144,7 @@ def to_onnx(program: torch.export.ExportedProgram, spec: EnvSpec, outputs: list[
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"export needs packages that are not installed ({error}): pip install fleetfoot[export]"
+            f"export needs packages that are not installed ({error}): {install_line('export')}"
         ) from None
     names = ["obs", "task"] if spec.tasks else ["obs"]
     logger = logging.getLogger("torch.onnx")  # it tells which packages it could do without

@@ -1,12 +1,14 @@
 """The log: the one place where metrics leave their device.
 
 `meter` accumulates them without waiting for the device and reads them once per interval, `sinks`
-are where the numbers go, `console` is the one a person watches, `clipping` one that warns, `curve` reads them back.
+are where the numbers go, `trackers` those of other services, `films` what they get at the end, `console` is the one a
+person watches, `clipping` one that warns, `curve` reads them back.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from fleetfoot.log.clipping import ClippingNotice
 from fleetfoot.log.console import Console
 from fleetfoot.log.curve import Point, curve, plot_text
 from fleetfoot.log.episodes import EpisodeStats
+from fleetfoot.log.films import TensorBoardFilm, publish_film
 from fleetfoot.log.meter import EVAL_RETURN, Counters, Log, Mean, NonFinite, Sink, Totals, added
-from fleetfoot.log.sinks import Dispensable, JsonLines, TensorBoard, WandB
+from fleetfoot.log.sinks import Dispensable, JsonLines, TensorBoard
+from fleetfoot.log.trackers import Trackio, WandB
 
 __all__ = [
     "EVAL_RETURN",
@@ -35,10 +39,12 @@ __all__ = [
     "Sink",
     "TensorBoard",
     "Totals",
+    "Trackio",
     "WandB",
     "added",
     "curve",
     "plot_text",
+    "publish_film",
 ]
 
 
@@ -52,6 +58,14 @@ class LogConfig:
     """Write event files for TensorBoard."""
     wandb_project: str = ""
     """Project at Weights & Biases; empty: none."""
+    wandb_entity: str = ""
+    """User or team that the project belongs to; empty: your default."""
+    wandb_group: str = ""
+    """Group of runs that belong together, such as the seeds of one study (also in Trackio)."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags of the run."""
+    trackio_project: str = ""
+    """Project in Trackio, which is free and keeps its numbers on this machine; empty: none."""
     console: bool = True
     """Show progress: a bar in a terminal, plain lines elsewhere."""
     console_seconds: float = 10.0
@@ -82,14 +96,18 @@ class LogConfig:
                 f"{lines.path} belongs to another run; resume that run or choose another folder"
             )
         sinks: list[Sink] = [lines]
-        if self.wandb_project:  # before those that open files: it is the one that may be missing
-            wandb = WandB(
-                self.wandb_project, folder, config=recipe_json
-            )  # asked for: it must start
-            sinks.append(Dispensable("WandB", lambda: wandb))
+        # Before those that open files: they may be missing, and since they were asked for, they must start.
+        for name, make in self._trackers(folder, recipe_json).items():
+            tracker = make()
+            sinks.append(Dispensable(name, lambda tracker=tracker: tracker))  # type: ignore[misc]
         if self.tensorboard:
             events = folder / "tensorboard"
-            sinks.append(Dispensable("TensorBoard", lambda: TensorBoard(events, resumed=resumed)))
+            sinks.append(
+                Dispensable(
+                    "TensorBoard",
+                    lambda: TensorBoard(events, resumed=resumed, recipe_json=recipe_json),
+                )
+            )
         if self.console:
             seconds = self.console_seconds
             sinks.append(
@@ -98,3 +116,27 @@ class LogConfig:
                 )
             )
         return Log(sinks, every_vec_steps=self.every_vec_steps)
+
+    def _trackers(self, folder: Path, recipe_json: Any) -> dict[str, Callable[[], Any]]:
+        makers: dict[str, Callable[[], Any]] = {}
+        if self.wandb_project:
+            makers["WandB"] = lambda: WandB(
+                self.wandb_project,
+                folder,
+                config=recipe_json,
+                entity=self.wandb_entity,
+                group=self.wandb_group,
+                tags=self.wandb_tags,
+            )
+        if self.trackio_project:
+            makers["Trackio"] = lambda: Trackio(
+                self.trackio_project, folder, config=recipe_json, group=self.wandb_group
+            )
+        return makers
+
+    def add_film(self, folder: Path, film: Path, counters: Counters, recipe_json: Any) -> None:
+        """Show a film of the finished run in `folder` wherever its metrics went."""
+        makers = self._trackers(folder, recipe_json)
+        if self.tensorboard:
+            makers["TensorBoard"] = lambda: TensorBoardFilm(folder / "tensorboard")
+        publish_film(makers, film, counters)

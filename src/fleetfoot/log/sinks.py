@@ -1,27 +1,26 @@
-"""Where metrics go: a file of JSON lines, TensorBoard, W&B."""
+"""Where metrics go: a file of JSON lines, TensorBoard. Those of other services are in `trackers`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from fleetfoot.errors import Notice, UserError, one_line, writing
+from fleetfoot.config import flat_fields
+from fleetfoot.errors import Notice, one_line, writing
 from fleetfoot.files import (
     MOST_LOG,
     open_append,
     plain_folder,
     read_bytes,
     replacing,
-    write_text,
 )
-from fleetfoot.log.meter import Counters, Sink
+from fleetfoot.log.meter import EVAL_RETURN, Counters, Sink
 
 MOST_VALUE = 1e300  # of a metric; beyond it means and spreads overflow
 
@@ -121,7 +120,9 @@ class Dispensable:
 class TensorBoard:
     """Event files; the horizontal axis is env steps, which compares runs of any number of envs."""
 
-    def __init__(self, folder: Path, *, resumed: Counters | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, resumed: Counters | None = None, recipe_json: Any = None
+    ) -> None:
         # Imported here: it takes seconds, and many runs do without.
         from torch.utils.tensorboard import SummaryWriter
 
@@ -131,6 +132,8 @@ class TensorBoard:
         with writing(folder):
             plain_folder(folder)
             self._writer = SummaryWriter(str(folder), purge_step=purge)
+            if recipe_json is not None and resumed is None:
+                self._add_recipe(recipe_json)
 
     def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
         rest = {"train/updates": counters.updates, "train/seconds": counters.train_seconds}
@@ -138,43 +141,26 @@ class TensorBoard:
             for name, value in {**metrics, **rest}.items():
                 self._writer.add_scalar(name, value, counters.env_steps)
 
+    def _add_recipe(self, recipe_json: Any) -> None:
+        """As hyper-parameters, by which TensorBoard sorts and filters runs, and as a text to read."""
+        from torch.utils.tensorboard.summary import hparams
+
+        plain = {
+            name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+            for name, value in flat_fields(recipe_json)
+        }
+        for summary in hparams(plain, {EVAL_RETURN: 0.0})[
+            :2
+        ]:  # the third says that the run has ended
+            self.add_summary(summary, None)
+        text = json.dumps(recipe_json, indent=2)
+        self._writer.add_text("recipe", "\n".join(f"    {line}" for line in text.splitlines()))
+
+    def add_summary(self, summary: Any, env_steps: int | None) -> None:
+        with writing(self.folder):
+            assert self._writer.file_writer is not None
+            self._writer.file_writer.add_summary(summary, env_steps)
+
     def close(self) -> None:
         with writing(self.folder):
             self._writer.close()
-
-
-class WandB:
-    """A run at Weights & Biases. Its id is kept in the run folder, so that a resume goes on in it."""
-
-    def __init__(self, project: str, folder: Path, *, config: Any = None) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "W&B logging needs the wandb package: pip install 'fleetfoot[wandb]'"
-            ) from error
-        known = folder / "wandb-id.txt"
-        with writing(known):
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.path.lexists(known):
-                write_text(known, secrets.token_hex(4))
-        try:
-            self._run = wandb.init(
-                project=project,
-                name=folder.name,
-                id=read_bytes(known, most=100).decode(errors="replace").strip(),
-                resume="allow",
-                dir=str(folder),
-                config=config,
-            )
-        except wandb.Error as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"W&B did not start: {reason}; run `wandb login` or set WANDB_MODE=offline"
-            ) from error
-
-    def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
-        self._run.log({**metrics, **asdict(counters)}, step=counters.env_steps)
-
-    def close(self) -> None:
-        self._run.finish()

@@ -19,6 +19,7 @@ from fleetfoot.recipes import (
     fast_td3,
     flash_sac,
     gorila_dqn,
+    humanoid_bench,
     ppo,
     pql,
     robot,
@@ -34,6 +35,7 @@ _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_sac.RECIPES,
     **flash_sac.RECIPES,
     **robot.RECIPES,
+    **humanoid_bench.RECIPES,
     **dqn.RECIPES,
     **apex_dqn.RECIPES,
     **ddpg.RECIPES,
@@ -59,6 +61,8 @@ def get(name: str) -> Recipe:
     """The recipe of this name; change it with `dataclasses.replace`."""
     if name.startswith("sac/"):  # a family too large to list
         return sac.find(name)
+    if name.startswith(humanoid_bench.PREFIXES):
+        return humanoid_bench.find(name)
     if name not in _RECIPES:
         raise UserError(
             f"there is no recipe named {name!r}.{nearest(name, _RECIPES)} "

@@ -21,17 +21,22 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
 def pendulum() -> Recipe:
-    """100,000 steps of the tensor pendulum. Small networks and a short horizon, for a CPU."""
+    """100,000 steps of the tensor pendulum. Small networks and a short horizon, for a CPU.
+
+    Rollouts are short, 512 steps: the fewer real states an update has, the more there is for imagined actions to mend.
+    With 2,048 steps PPO's gradient has little noise left, and many actions gain nothing.
+    """
     net = MLPConfig(hidden=(64, 64), activation=("tanh",), start="orthogonal")
     return Recipe(
         name="daa/pendulum",
         env=TensorConfig(task="pendulum"),
         agent=DAAConfig(
-            horizon=5,
-            start_env_steps=4_096,
-            model_steps=160,
-            first_model_steps=640,
+            horizon=3,
+            start_env_steps=2_048,
+            model_steps=40,
+            first_model_steps=320,
             model_batch=256,
+            minibatches=8,
             normalize_advantage=True,
             value_clip=None,
             tanh_mean=False,
@@ -43,7 +48,7 @@ def pendulum() -> Recipe:
             model_optim=AdamConfig(lr=1e-3),
         ),
         explorer=FromPolicyConfig(),
-        replay=RolloutConfig(length=64),
+        replay=RolloutConfig(length=16),
         topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=256, episodes=32),
         log=LogConfig(every_vec_steps=64),

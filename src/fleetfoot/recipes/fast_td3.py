@@ -8,6 +8,8 @@ from typing import Any
 
 from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolTasksConfig
+from fleetfoot.envs.envpool.tasks import SETS
 from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.mujoco import MuJoCoConfig
 from fleetfoot.envs.playground import PlaygroundConfig
@@ -197,6 +199,29 @@ def mjlab_velocity(robot: str, total_vec_steps: int) -> Recipe:
     )
 
 
+def meta_world(tasks: str, envs_per_task: int, gamma: float) -> Recipe:
+    """Many Meta-World tasks at once, on CPU cores and a GPU: FastTD3's settings for MTBench, whose 4,096 or 8,192
+    environments are simulated on a GPU, with as many environments as CPU cores can hold (15 MB and half a second to
+    build each) and with as many steps and updates as it has for HumanoidBench. Episodes are as long as BRC's."""
+    num_envs = envs_per_task * len(SETS[tasks])
+    return Recipe(
+        name=f"fast_td3/{tasks}",
+        env=EnvPoolTasksConfig(set=tasks, max_episode_steps=200),
+        agent=FastTD3Config(v_min=-10.0, v_max=10.0, normalize_reward=True),
+        explorer=NoiseLadderConfig(std_min=0.001, std_max=0.4),
+        replay=ReplayConfig(capacity=8_388_608, n_step=8),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=10),
+        topology=SynchronousConfig(overlap=True),
+        evaluation=EvaluationConfig(every_vec_steps=5_000, episodes=max(50, 2 * len(SETS[tasks]))),
+        checkpoint=CheckpointConfig(every_vec_steps=5_000, replay=False),
+        num_envs=num_envs,
+        batch_size=32_768,
+        total_vec_steps=100_000,
+        gamma=gamma,
+        precision="bf16",
+    )
+
+
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/halfcheetah": (
         "HalfCheetah-v5 on CPU cores: the default",
@@ -220,6 +245,14 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_td3/mjlab-go1-velocity-flat": (
         "Unitree Go1 follows velocity commands, mjlab on one GPU",
         lambda: mjlab_velocity("Go1", 50_000),
+    ),
+    "fast_td3/mt10": (
+        "ten Meta-World tasks at once, on CPU cores and a GPU",
+        lambda: meta_world("mt10", 16, 0.97),
+    ),
+    "fast_td3/mt50": (
+        "fifty Meta-World tasks at once, on CPU cores and a GPU",
+        lambda: meta_world("mt50", 8, 0.99),
     ),
     "fast_td3/point-mass": (
         "four tasks at once, privileged observations for the critic",

@@ -23,6 +23,7 @@ from typing import Any
 from fleetfoot import recipes
 from fleetfoot.config import PARTS, to_json
 from fleetfoot.errors import UserError, one_line
+from fleetfoot.extras import install_line
 from fleetfoot.files import read_bytes
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import from_stored, load_own_parts, read_recipe
@@ -137,7 +138,7 @@ def _yaml() -> Any:
     try:
         return importlib.import_module("yaml")
     except ImportError:
-        raise UserError("YAML needs PyYAML: pip install 'fleetfoot[yaml]'; or use JSON.") from None
+        raise UserError(f"YAML needs PyYAML: {install_line('yaml')}; or use JSON.") from None
 
 
 def _plain_loader(yaml: Any) -> Any:

@@ -133,7 +133,7 @@ def t1_joystick_flat() -> Recipe:
 
 def native_t1() -> Recipe:
     """The same robot and task with the package's own physics (MuJoCo Warp)."""
-    env = RobotConfig(robot="t1", engine="warp")
+    env = RobotConfig(robot="t1")
     evaluation = EvaluationConfig(every_vec_steps=4_800, episodes=1_024)
     return replace(robots("t1", env, 48_000), gamma=0.97, evaluation=evaluation)
 

@@ -69,7 +69,8 @@ def mac_cartpole() -> Recipe:
 def lunarlander() -> Recipe:
     """Gymnasium's LunarLander-v3 (Box2D), for one core of many."""
     net = MLPConfig(hidden=(128, 128), activation=("tanh",))
-    return Recipe(
+    return replace(
+        cartpole(),
         name="wmpg/lunarlander",
         env=GymConfig(id="LunarLander-v3"),
         agent=WMPGConfig(
@@ -86,9 +87,7 @@ def lunarlander() -> Recipe:
             policy_optim=AdamConfig(lr=1e-3, max_grad_norm=0.5),
             critic_optim=AdamConfig(lr=3e-3, max_grad_norm=0.5),
         ),
-        explorer=FromPolicyConfig(),
         replay=RolloutConfig(length=16),
-        topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=4_000, episodes=10),
         log=LogConfig(every_vec_steps=400),
         checkpoint=CheckpointConfig(every_vec_steps=16_000),
@@ -118,7 +117,8 @@ def mac_lunarlander() -> Recipe:
 def pong() -> Recipe:
     """Pong through the latent vectors of an autoencoder, on a GPU and the cores beside it."""
     net = MLPConfig(hidden=(256,))
-    return Recipe(
+    return replace(
+        cartpole(),
         name="wmpg/pong",
         env=AtariConfig(game="Pong"),
         agent=WMPGConfig(
@@ -140,9 +140,7 @@ def pong() -> Recipe:
             critic_optim=AdamConfig(lr=1e-3, max_grad_norm=0.5),
             model_optim=AdamConfig(lr=5e-4),
         ),
-        explorer=FromPolicyConfig(),
         replay=RolloutConfig(length=32),
-        topology=SynchronousConfig(),
         evaluation=EvaluationConfig(every_vec_steps=4_000, episodes=8, max_vec_steps=27_000),
         log=LogConfig(every_vec_steps=320),
         checkpoint=CheckpointConfig(every_vec_steps=20_000),

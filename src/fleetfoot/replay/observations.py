@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fleetfoot.data import EnvSpec, Obs
 from fleetfoot.errors import UserError
+from fleetfoot.replay.mirror import make_mirror
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.ring import ObsStore
 from fleetfoot.replay.samplers import Uniform
@@ -30,6 +31,7 @@ class Observations:
         self.obs = _store(cfg, spec, device)
         self.task = torch.tensor(spec.task_ids, device=device) if spec.task_ids else None
         self.sampler = Uniform(seed, device)
+        self.mirror = make_mirror(spec, device) if cfg.mirror else None
         self.written = 0
         # For reads, on the device: a read that was recorded once can then be repeated.
         self.num_stored = torch.zeros((), dtype=torch.int64, device=device)
@@ -72,7 +74,8 @@ class Observations:
     def gather(self, age: Tensor, column: Tensor) -> Obs:
         at = (self.num_dropped + age) % self.rows * self.columns + column
         task = None if self.task is None else self.task.index_select(0, column)
-        return self.obs.whole(*self.obs.gather(at), task)
+        obs = self.obs.whole(*self.obs.gather(at), task)
+        return obs if self.mirror is None else self.mirror.obs(obs, self.mirror.chosen(age))
 
     def state_dict(self) -> dict[str, Any]:
         state = {"written": self.written, "tensors": self.obs.tensors()}

@@ -15,6 +15,7 @@ from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Transition
 from fleetfoot.errors import UserError
 from fleetfoot.ops.nstep import fold
+from fleetfoot.replay.mirror import Mirror, make_mirror
 from fleetfoot.replay.ring import TERMINATED, Ring
 from fleetfoot.replay.samplers import Drawn, Sampler, SamplerConfig, UniformConfig
 from fleetfoot.replay.shared_ring import SharedRing
@@ -39,6 +40,8 @@ class ReplayConfig:
     """False: a time limit counts as the end of the task."""
     final_share: float = 1 / 64
     """Room for the last observations of truncated episodes, as a share of all rows."""
+    mirror: bool = False
+    """Learn from mirror images too: half of the rows of every batch are mirrored. For environments with a symmetry."""
     sampler: SamplerConfig = UniformConfig()
 
     def __post_init__(self) -> None:
@@ -77,11 +80,13 @@ class ReplayConfig:
         """`writers`: so many workers append, each the steps of its own share of the environments. `beside`: bytes that
         must fit on the device as well, for a memory of as many rows that is allocated later."""
         self.sampler.check(self.n_step)
+        mirror = make_mirror(spec, device) if self.mirror else None
         rows = self.rows(spec)
         compact = replace(self, storage="bf16")._bytes(spec, rows)
         self.check_fit(spec, device, self._bytes(spec, rows) + beside, compact + beside)
         ring = self._ring(spec, rows, device, writers)
-        return Replay(self, ring, self.sampler.build_sampler(ring, rows, seed, device), gamma)
+        sampler = self.sampler.build_sampler(ring, rows, seed, device)
+        return Replay(self, ring, sampler, gamma, mirror)
 
     def bytes(self, spec: EnvSpec) -> int:
         """Memory the replay will take, without taking it."""
@@ -119,8 +124,16 @@ class ReplayConfig:
 class Replay:
     """The memory of one learner."""
 
-    def __init__(self, cfg: ReplayConfig, ring: Ring, sampler: Sampler, gamma: float):
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        ring: Ring,
+        sampler: Sampler,
+        gamma: float,
+        mirror: Mirror | None = None,
+    ):
         self.cfg, self.ring, self.sampler, self.gamma = cfg, ring, sampler, gamma
+        self.mirror = mirror
         self.window = torch.arange(cfg.n_step, device=ring.reward.device)
         self.device = ring.reward.device
 
@@ -180,11 +193,14 @@ class Replay:
         self, age: Tensor, column: Tensor, weight: Tensor, held_out: Drawn | None = None
     ) -> Batch:
         """The rows drawn, folded."""
-        batch = self._folded(age, column, weight)
+        batch = self._mirrored(self._folded(age, column, weight), age)
         if held_out is None:
             return batch
         apart = self._folded(held_out.age, held_out.column, held_out.weight)
-        return batch._replace(held_out=apart)
+        return batch._replace(held_out=self._mirrored(apart, held_out.age))
+
+    def _mirrored(self, batch: Batch, age: Tensor) -> Batch:
+        return batch if self.mirror is None else self.mirror.batch(batch, age)
 
     def _folded(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
         ring = self.ring

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import lock_descriptor
 
 from fleetfoot.checkpoint import sealed_recipe
 from fleetfoot.checkpoint.read import Which
@@ -28,11 +29,6 @@ from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.files import open_lock
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.stored import from_stranger, read_stored, write_stored
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes in one run folder go unnoticed there
-    fcntl = None  # type: ignore[assignment]
 
 # What may change when a run is resumed: nothing here changes what the numbers in its checkpoint mean.
 RESUMABLE = (
@@ -203,6 +199,7 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def write_spec(folder: Path, spec: EnvSpec) -> None:
     """What the policy of a run sees and does, so that it can be loaded without the simulator."""
     fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    del fields["symmetry"]  # a matter of training
     kind, size = type(spec.action).__name__, list(vars(spec.action).values())
     fields["action"] = [kind, *size]
     write_stored(folder / "spec.json", "spec", json.loads(json.dumps(fields, default=str)))
@@ -248,17 +245,15 @@ def new_run(folder: Path, recipe: Recipe) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder. The lock is released when the process ends, however it ends."""
-    if fcntl is None:
-        yield
-        return
+    """Keep a second process out of the folder. The lock is released when the process ends, however it ends.
+
+    filelock takes the lock, of a file that is opened here, because it would follow a link.
+    """
     with contextlib.ExitStack() as stack:
         with writing(folder):
             file = stack.enter_context(open_lock(folder / ".lock"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is training in {folder}.") from None
+            if not lock_descriptor(file.fileno(), blocking=False):
+                raise UserError(f"another process is training in {folder}.")
             for left in folder.glob(".*.partial*"):  # by a kill
                 left.unlink()
         yield

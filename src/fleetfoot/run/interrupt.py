@@ -7,6 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
+from fleetfoot.evaluate import STOPPING
 from fleetfoot.guard import WATCH
 from fleetfoot.run.ranks import ALONE, Ranks
 
@@ -16,7 +17,8 @@ AGREE_EVERY = 8  # vec steps; ranks exchange at these intervals whether one of t
 
 class Interrupt:
     """Turns the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) into a flag, so that a run can stop between
-    two vec steps and save. The second one raises KeyboardInterrupt. Environments that hang are not waited for."""
+    two vec steps, or cut an evaluation, and save. The second one raises KeyboardInterrupt. Environments that hang
+    are not waited for."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
@@ -31,6 +33,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         self.previous_handlers: dict[int, Any] = {}
+        STOPPING.clear()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
@@ -43,7 +46,10 @@ class Interrupt:
             raise KeyboardInterrupt
         self.asked = True
         WATCH.hurry()
+        if self.ranks.world == 1:  # several finish what they do together
+            STOPPING.set()
 
     def __exit__(self, *exc: object) -> None:
+        STOPPING.clear()
         for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)

@@ -22,6 +22,7 @@ from fleetfoot.checkpoint import Checkpoint, check_counts
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import Halted, UserError
+from fleetfoot.evaluate import EvaluationCut
 from fleetfoot.log import EVAL_RETURN, ClippingNotice, Counters, EpisodeStats, Log, Sink, added
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe, Result
@@ -73,6 +74,9 @@ class Journal:
     # Vec steps and updates at the last save; both, because a free learner also learns between two vec steps.
     saved_at: tuple[int, int] = (-1, -1)
     compile_seconds: float = 0.0
+    evaluation_owed: bool = (
+        False  # the one after the last vec step was cut; who goes on makes it first
+    )
 
     def __post_init__(self) -> None:
         self.timer = StepTimer(self.device)
@@ -108,8 +112,13 @@ class Journal:
         return (ClippingNotice(agent.v_min, agent.v_max),)
 
     @property
-    def finished(self) -> bool:
+    def trained(self) -> bool:
+        """Are all vec steps made?"""
         return self.vec_steps >= self.recipe.total_vec_steps
+
+    @property
+    def finished(self) -> bool:
+        return self.trained and not self.evaluation_owed
 
     def counters(self) -> Counters:
         return Counters(
@@ -167,11 +176,11 @@ class Journal:
     def due(self) -> bool:
         """Is there anything to write after this vec step?"""
         save = self.recipe.checkpoint.due(self.vec_steps)
-        return self.finished or self._evaluation_due() or save or self.log.due(self.vec_steps)
+        return self._evaluation_due() or save or self.log.due(self.vec_steps)
 
     def _evaluation_due(self) -> bool:
         every = self.recipe.evaluation.every_vec_steps
-        return every > 0 and self.vec_steps % every == 0
+        return self.trained or (every > 0 and self.vec_steps % every == 0)
 
     def after_vec_step(self, subject: Subject) -> None:
         """Log, evaluate and save, each when it is due, and all three at the end of the run.
@@ -187,14 +196,38 @@ class Journal:
             with self.ranks.raise_together():
                 metrics = self.log.read(self.counters())
             metrics |= self.timer.metrics() | {"time/compile_s": self.compile_seconds}
-            if self.finished or self._evaluation_due():
-                metrics |= self.ranks.broadcast_from_first(lambda: subject.evaluate(self.vec_steps))
+            if self._evaluation_due():
+                metrics |= self._evaluate(subject)
             with self.ranks.raise_together():
                 self.log.write(self.counters(), metrics)
             if EVAL_RETURN in metrics:
                 self.record_evaluation(subject, self.counters(), metrics)
-            if self.finished or self.recipe.checkpoint.due(self.vec_steps):
+            if self.trained or self.recipe.checkpoint.due(self.vec_steps):
                 self.save(subject)
+
+    def _evaluate(self, subject: Subject) -> dict[str, float]:
+        """Empty, and owed, where the run is asked to stop meanwhile."""
+        self.evaluation_owed = False
+        try:
+            metrics: dict[str, float] = self.ranks.broadcast_from_first(
+                lambda: subject.evaluate(self.vec_steps)
+            )
+        except EvaluationCut:
+            self.evaluation_owed = True
+            return {}
+        return metrics
+
+    def catch_up(self, subject: Subject) -> None:
+        """Before training goes on: make the evaluation that was cut when the run was stopped."""
+        if not self.evaluation_owed:
+            return
+        with self.clock.paused():
+            if metrics := self._evaluate(subject):
+                with self.ranks.raise_together():
+                    self.log.write(self.counters(), metrics)
+                self.record_evaluation(subject, self.counters(), metrics)
+                if self.trained:
+                    self.save(subject)
 
     def record_evaluation(
         self,
@@ -287,6 +320,7 @@ class Journal:
             "train_seconds": self.clock.seconds(),
             "last_return": self.last_return,
             "best_return": self.best_return,
+            "evaluation_owed": self.evaluation_owed,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -297,6 +331,7 @@ class Journal:
             float(state["best_return"]),
         )
         self.clock.restart(float(state["train_seconds"]))
+        self.evaluation_owed = bool(state.get("evaluation_owed", False))
         self.saved_at = self.vec_steps, self.updates
 
     def result(self, policy: nn.Module) -> Result:

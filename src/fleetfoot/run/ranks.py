@@ -11,8 +11,9 @@ import atexit
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from fleetfoot.errors import UserError
 # How long ranks wait for another, for example while the first one evaluates. They notice its death at once.
 TIMEOUT = timedelta(minutes=30)
 CHUNK_BYTES = 64 << 20  # of a tensor, per message
+GOODBYE_SECONDS = 5.0  # for how long a rank that has failed waits for the others to notice
 # torch deprecates the second name; older versions know only that one.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 DTYPE_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
@@ -173,6 +175,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+STORES: list[dist.Store] = []  # through which the ranks of this process's group met; one or none
 
 
 def current_ranks() -> Ranks:
@@ -195,7 +198,15 @@ def process_group() -> Iterator[Ranks]:
             _use_loopback()
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
         with communication():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+            store, *_ = next(dist.rendezvous("env://", timeout=TIMEOUT))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                timeout=TIMEOUT,
+                store=dist.PrefixStore("fleetfoot", store),
+                rank=ranks.rank,
+                world_size=ranks.world,
+            )
+        STORES.append(store)
         atexit.register(_leave_group)
     try:
         yield ranks
@@ -227,9 +238,9 @@ def error_line(error: UserError) -> str | None:
     ranks = _ranks_from_launcher()
     if ranks.world == 1:
         return str(error)
-    if isinstance(error, ReportedElsewhere):
-        return None
     if dist.is_initialized():
+        if not _speaks_first(ranks, error):
+            return None
         return str(error) if ranks.first else f"rank {ranks.rank}: {error}"
     try:
         with process_group(), ranks.raise_together():
@@ -238,6 +249,21 @@ def error_line(error: UserError) -> str | None:
         return None
     except UserError as agreed:
         return str(agreed)
+
+
+def _speaks_first(ranks: Ranks, error: UserError) -> bool:
+    """Is this the first rank with something to say? The others have failed for the same reason, or because of it."""
+    says = not isinstance(error, ReportedElsewhere)
+    with suppress(IndexError, RuntimeError):  # the store lived in a process that is gone
+        says = says and STORES[0].add("told", 1) == 1
+        STORES[0].add("left", 1)
+        if not isinstance(error, RankLost):
+            _leave_group()  # those who wait for this rank notice, and come here too
+        end = time.monotonic() + GOODBYE_SECONDS
+        # The store may live in this process, and the others look into it.
+        while says and STORES[0].add("left", 0) < ranks.world and time.monotonic() < end:
+            time.sleep(0.02)
+    return says
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""recipe.json and spec.json: JSON tables with a header that says who wrote them, and a digest.
+"""recipe.json, spec.json and fit.json: JSON tables with a header that says who wrote them, and a digest.
 
 They are meant to be read by people, and to be changed through the command line only: a byte that was flipped would
 otherwise change what is trained, in silence.

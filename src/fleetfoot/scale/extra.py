@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 
 def scipy_optimize() -> Any:
@@ -40,4 +41,4 @@ def _load(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = {"sklearn": "scikit-learn"}.get(name.split(".")[0], name.split(".")[0])
-        raise UserError(f"fitting laws needs {package}: pip install 'fleetfoot[scale]'") from error
+        raise UserError(f"fitting laws needs {package}: {install_line('scale')}") from error

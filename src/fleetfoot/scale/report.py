@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fleetfoot.errors import writing
+from fleetfoot.run.stored import write_stored
 from fleetfoot.scale.results import Analysis, Crossings, Fitted
 from fleetfoot.scale.table import RunTable
 
@@ -22,7 +22,7 @@ def write_tables(table: RunTable, made: Analysis, folder: Path) -> list[Path]:
         written = [table.write(folder / "evaluations.csv")]
         written.append(_write_crossings(made, folder / "crossings.csv"))
         path = folder / "fit.json"
-        path.write_text(json.dumps(_finite(made.to_json()), indent=1) + "\n")
+        write_stored(path, "fit", _finite(made.to_json()))
         text = folder / "report.txt"
         text.write_text(page(made) + "\n")
     return [*written, path, text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from fleetfoot import recipes
 from fleetfoot.compare.runs import Floats, task_of
 from fleetfoot.config import to_json
 from fleetfoot.errors import UserError, one_line
-from fleetfoot.files import read_json
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, look_up
+from fleetfoot.run.stored import read_stored
 from fleetfoot.scale.frontier import CostModel
 from fleetfoot.scale.grid import lr_options, rounded_batch
 from fleetfoot.scale.laws import DataLaw, PowerLaw
@@ -40,18 +41,43 @@ class Suggestion:
     seconds: float
 
 
+@contextmanager
+def finite() -> Iterator[None]:
+    """Around what computes with laws or budgets that somebody wrote: a number that is too large becomes one line."""
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            yield
+    except ArithmeticError as error:
+        raise UserError(f"the laws give no number for this: {one_line(error)}.") from error
+
+
 class Laws:
     """A fit.json, read back."""
 
     def __init__(self, tree: dict[str, Any], place: Path):
-        self.tree, self.place = tree, place
-        self.ratios = sorted({float(ratio) for ratio, _ in tree["ratios"]})
-        self.laws = [(float(one["threshold"]), DataLaw(**one["law"])) for one in tree["laws"]]
-        self.batch, self.lr = PowerLaw(**tree["batch"]), _power_law(tree["lr"])
-        budget = tree["budget_law"]
-        self.ratio_law = None if budget is None else _power_law(budget["law"])
-        self.params, self.delta = float(tree["params"]), float(tree["delta"])
+        self.place = place
+        self.ratios = sorted({number(ratio, above=0.0) for ratio, _ in tree["ratios"]})
+        self.laws = [(number(one["threshold"]), _data_law(one["law"])) for one in tree["laws"]]
+        self.batch, self.lr = _power_law(tree["batch"]), _or_none(_power_law, tree["lr"])
+        self.ratio_law = _or_none(lambda law: _power_law(law["law"]), tree["budget_law"])
+        self.params, self.delta = number(tree["params"], above=0.0), number(tree["delta"])
         self.costs = CostModel(self.batch, self.params, self.delta)
+        self.seconds = [number(value) for value in tree["seconds"]]
+        self.units = {task: number(unit, above=0.0) for task, unit in tree["units"].items()}
+        self.recipes = {task: str(tree["recipes"][task]) for task in self.units}
+        self._try()
+
+    def _try(self) -> None:
+        """ValueError where the laws give no numbers: a file may be whole and absurd."""
+        sigma = self.grid()
+        data = [law(sigma, self.params) for _, law in self.laws]
+        costs = [self.costs.budget(sigma, steps) for steps in data]
+        rates = [self.seconds_per_env_step(sigma)]
+        rates += [np.array(self.batch(task, 1.0, self.params)) for task in self.units]
+        if not all((row > 0.0).all() and np.isfinite(row).all() for row in data + costs + rates):
+            raise ValueError("its laws give costs that are no positive numbers")
+        if self.ratio_law is not None and "" not in self.ratio_law.log10_at_one:
+            raise ValueError("the law of the best ratio has no value at 1")
 
     @staticmethod
     def read(folder: Path) -> Laws:
@@ -60,13 +86,14 @@ class Laws:
         )
         if path is None:
             raise UserError(f"{folder} has not been fitted yet: fleetfoot scale fit {folder}.")
+        tree = read_stored(path, "fit")
         try:
-            return Laws(read_json(path), path.parent)
-        except UserError:
-            raise
+            with finite():
+                return Laws(tree, path.parent)
         except Exception as error:  # it may hold anything
             raise UserError(f"{path} cannot be read: {one_line(error)}.") from error
 
+    @finite()
     def setting(self, recipe: Recipe, sigma: float) -> tuple[int, float | None]:
         """Batch size and learning rate for a task at a ratio."""
         task = task_of(to_json(recipe.env))
@@ -83,9 +110,10 @@ class Laws:
         return law(task, sigma, self.params)
 
     def seconds_per_env_step(self, sigma: Floats) -> Floats:
-        fixed, per_update = self.tree["seconds"]
+        fixed, per_update = self.seconds
         return np.asarray(fixed + per_update * sigma)
 
+    @finite()
     def for_budget(self, budget: float) -> Suggestion:
         """The best ratio by its law; `budget` in FLOPs, env steps included at delta each."""
         sigma = self.grid()
@@ -98,6 +126,7 @@ class Laws:
         per_step = float(self.costs.budget(np.array(chosen), np.array(1.0)))
         return self._suggestion(chosen, score, budget / per_step)
 
+    @finite()
     def for_seconds(self, seconds: float) -> Suggestion:
         """The ratio that reaches the highest score in that time."""
         sigma = self.grid()
@@ -107,6 +136,7 @@ class Laws:
         )
         return self._suggestion(float(sigma[best]), score, seconds / float(rate[best]))
 
+    @finite()
     def for_env_steps(self, env_steps: float) -> Suggestion:
         """The smallest ratio, which computes least, that reaches the highest score within so much data."""
         sigma = self.grid()
@@ -144,11 +174,12 @@ class Laws:
             seconds=float(self.seconds_per_env_step(at) * steps),
         )
 
+    @finite()
     def options(self, suggestion: Suggestion, task: str) -> tuple[str, list[str]]:
         """The name of a task's recipe, and its options."""
         recipe, named = self.recipe(task)
         batch, lr = self.setting(recipe, suggestion.sigma)
-        steps = suggestion.env_steps * self.tree["units"][task]
+        steps = suggestion.env_steps * self.units[task]
         words: list[tuple[str, Any]] = [] if named is None else list(changes(named, recipe))
         words.append(("pace.updates_per_vec_step", f"{suggestion.sigma * recipe.num_envs:.4g}"))
         words.append(("batch_size", batch))
@@ -160,7 +191,7 @@ class Laws:
 
     def recipe(self, task: str) -> tuple[Recipe, Recipe | None]:
         """As the study trained it, and as its name alone gives it; None: of a module of the user's."""
-        name = self.tree["recipes"][task]
+        name = self.recipes[task]
         try:
             named = recipes.get(name)
         except UserError:
@@ -189,5 +220,24 @@ def changes(named: Recipe, used: Recipe) -> Iterator[tuple[str, Any]]:
         yield path, value if isinstance(value, (int, float, str)) else type(value).__name__
 
 
-def _power_law(tree: dict[str, Any] | None) -> PowerLaw | None:
-    return None if tree is None else PowerLaw(**tree)
+def number(value: Any, above: float = -math.inf) -> float:
+    """A finite number that a file holds. ValueError where it is something else."""
+    if type(value) not in (int, float) or not (math.isfinite(value) and value > above):
+        raise ValueError(f"{value!r:.40} stands where a number is expected")
+    return float(value)
+
+
+def _data_law(tree: dict[str, Any]) -> DataLaw:
+    return DataLaw(**{name: number(value) for name, value in tree.items() if name != "r2"})
+
+
+def _power_law(tree: dict[str, Any]) -> PowerLaw:
+    at_one = {str(task): number(value) for task, value in tree["log10_at_one"].items()}
+    rest = {
+        name: number(value) for name, value in tree.items() if name not in ("log10_at_one", "r2")
+    }
+    return PowerLaw(log10_at_one=at_one, **rest)
+
+
+def _or_none(make: Callable[[Any], PowerLaw], tree: Any) -> PowerLaw | None:
+    return None if tree is None else make(tree)

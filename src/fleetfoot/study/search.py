@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 from fleetfoot.recipe import Recipe
 from fleetfoot.study.folder import Study
 from fleetfoot.study.jobs import Job, Outcome
@@ -39,7 +40,7 @@ def load_optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError:
-        raise UserError("--search optuna needs Optuna: pip install 'fleetfoot[sweep]'") from None
+        raise UserError(f"--search optuna needs Optuna: {install_line('sweep')}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -45,6 +45,7 @@ class SynchronousConfig:
         """Train to the end, or until Ctrl-C."""
         vec_steps = overlap.vec_steps if self.overlap else in_turns
         with Interrupt(parts.ranks) as interrupt, journal.rescuing(parts, lambda: interrupt.asked):
+            journal.catch_up(parts)
             with closing(vec_steps(journal, parts, parts.learner(journal))) as steps:
                 while not (journal.finished or interrupt.stops(journal.vec_steps)):
                     next(steps)

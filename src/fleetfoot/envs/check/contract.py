@@ -16,6 +16,7 @@ from fleetfoot.data import Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.check.difference import changed, which
 from fleetfoot.envs.vec_env import EnvConfig, VecEnv
 from fleetfoot.errors import UserError
+from fleetfoot.replay.mirror import problem_of
 
 CLAUSES = {
     "methods": "the config has all methods of EnvConfig and the environments all of VecEnv",
@@ -102,6 +103,8 @@ def check_spec(spec: EnvSpec, num_envs: int, device: torch.device | None) -> Non
     sound(known, f"task_ids {ids} do not index the {len(tasks)} tasks")
     sound(len(set(tasks)) == len(tasks), f"tasks {tasks} repeat a name")
     sound(0 < spec.step_seconds < float("inf"), f"step_seconds is {spec.step_seconds}")
+    problem = None if spec.symmetry is None else problem_of(spec.symmetry, spec)
+    sound(problem is None, f"symmetry: {problem}")
 
 
 def _check_tensor(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleetfoot.data import Action, Continuous, Discrete
 from fleetfoot.envs.envpool.tasks import keys_of, seconds_of
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import install_line
 
 Rows: TypeAlias = slice | NDArray[np.int64]
 
@@ -242,4 +243,4 @@ def load() -> Any:
     try:
         return importlib.import_module("envpool")
     except ImportError:
-        raise UserError("EnvPool's tasks need EnvPool: pip install 'fleetfoot[envpool]'") from None
+        raise UserError(f"EnvPool's tasks need EnvPool: {install_line('envpool')}") from None

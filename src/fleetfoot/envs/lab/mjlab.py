@@ -34,6 +34,7 @@ from fleetfoot.data import Obs
 from fleetfoot.envs.lab.isaac_lab import LabEnv, OwnRandom, building, check_scale
 from fleetfoot.envs.render import Renderer, View
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import install_line
 
 
 @part
@@ -220,7 +221,7 @@ def _load(module: str) -> Any:
                 f"mjlab cannot be imported: {' '.join(str(error).split())}. "
                 "Give it a Python environment of its own (docs/environments/mjlab.md)."
             ) from None
-        raise UserError("mjlab tasks need mjlab 1.6: pip install 'fleetfoot[mjlab]'") from None
+        raise UserError(f"mjlab tasks need mjlab 1.6: {install_line('mjlab')}") from None
     finally:
         # mjlab chooses EGL for everyone; which OpenGL works is found out when a picture is asked for.
         if gl is None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fleetfoot.config import at_least, part
-from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.data import Continuous, EnvSpec, Obs, Step, Symmetry
 from fleetfoot.envs.playground import task as playground_task
 from fleetfoot.envs.render import Renderer, View
+from fleetfoot.envs.robot import config as robots
 from fleetfoot.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ def names() -> list[str]:
     return playground_task.names()
 
 
+def symmetry_of(task: str) -> Symmetry | None:
+    """Of the joystick tasks of robots that come with the package; their observations are those of `envs/robot`."""
+    robot, _, ground = task.partition("Joystick")
+    known = robot.lower() in robots.names() and ground in ("FlatTerrain", "RoughTerrain")
+    return robots.stock_symmetry(robot.lower()) if known else None
+
+
 class PlaygroundEnv:
     """N robots behind the `VecEnv` contract. Nothing is compiled before the first `reset`."""
 
@@ -111,6 +119,7 @@ class PlaygroundEnv:
             episode_length=config.episode_length or task.episode_length,
             step_seconds=task.step_seconds,
             description={"control_hz": 1.0 / task.step_seconds},
+            symmetry=symmetry_of(config.task),
         )
 
     def reset(self) -> Obs:

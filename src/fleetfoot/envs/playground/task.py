@@ -19,6 +19,7 @@ import mujoco
 import torch
 
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import install_line
 
 if TYPE_CHECKING:
     from fleetfoot.envs.playground import PlaygroundConfig
@@ -335,5 +336,5 @@ def _load(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"MuJoCo Playground needs packages that are not installed ({error}): pip install fleetfoot[playground]"
+            f"MuJoCo Playground needs packages that are not installed ({error}): {install_line('playground')}"
         ) from None

@@ -3,7 +3,8 @@
 from fleetfoot.envs.counter import Draw
 from fleetfoot.envs.robot.conditions import ConditionsConfig
 from fleetfoot.envs.robot.config import RobotConfig, names
-from fleetfoot.envs.robot.env import PhysicsConfig, RobotEnv
+from fleetfoot.envs.robot.env import RobotEnv
+from fleetfoot.envs.robot.physics import PhysicsConfig
 from fleetfoot.envs.robot.randomise import RandomiseConfig
 from fleetfoot.envs.robot.robot import Built, Robot
 from fleetfoot.envs.robot.task import Now, State, Task

@@ -8,10 +8,12 @@ from typing import Literal
 import torch
 
 from fleetfoot.config import at_least, part
+from fleetfoot.data import Symmetry
 from fleetfoot.envs.robot import robots, terms
 from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
-from fleetfoot.envs.robot.env import EngineName, Execution, PhysicsConfig, RobotEnv
+from fleetfoot.envs.robot.env import RobotEnv
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.physics import EngineName, Execution, PhysicsConfig
 
 # Timestep of the physics (s) and timesteps per control step of 0.02 s.
 PHYSICS = {
@@ -24,6 +26,15 @@ def names() -> list[str]:
     return list(robots.ROBOTS)
 
 
+def stock_symmetry(robot: str) -> Symmetry | None:
+    """Of the stock task of a robot, and so of Playground's, whose observations are the same numbers."""
+    env = RobotConfig(robot=robot, variant="stock", engine="cpu", threads=1).build(
+        1, 0, torch.device("cpu")
+    )
+    env.close()
+    return env.spec.symmetry
+
+
 @part
 class RobotConfig:
     """A robot that follows a joystick, on CPU cores or on a GPU."""
@@ -31,7 +42,7 @@ class RobotConfig:
     robot: str = "go1"  # go1, t1 or g1
     # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
     variant: Literal["stock", "fast"] = "fast"
-    # rough: plates of up to 5 cm, for go1 and t1. Evaluation keeps the ground.
+    # rough: plates of up to 5 cm. Evaluation keeps the ground.
     ground: Literal["flat", "rough"] = "flat"
     # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu.
     engine: EngineName = "auto"

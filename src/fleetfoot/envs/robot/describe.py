@@ -1,14 +1,18 @@
-"""What a robot tells whoever runs a policy on the real one."""
+"""What a robot and its task tell whoever runs a policy on the real one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from fleetfoot.envs.robot.conditions import ConditionsConfig
+    from fleetfoot.envs.robot.physics import PhysicsConfig
     from fleetfoot.envs.robot.robot import Built
+    from fleetfoot.envs.robot.task import Task
 
 Array = NDArray[np.float64]
 
@@ -50,6 +54,40 @@ def describe(built: Built) -> dict[str, Any]:
         "robot": built.robot.name,
         "joints": [dict(zip(keys, row, strict=True)) for row in rows],
         "standing_height": float(built.qpos[2]) if built.free else None,
+    }
+
+
+def describe_task(
+    task: Task,
+    cfg: ConditionsConfig,
+    physics: PhysicsConfig,
+    terms: Mapping[str, int],
+    noise: Mapping[str, float],
+) -> dict[str, Any]:
+    """Task, control, and observations in their order with `terms` [sizes] and `noise` of each, as JSON values."""
+    told = task.explain()
+    usual = {"source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
+    return {
+        "task": task.name,
+        "control_hz": 1.0 / (physics.timestep * physics.substeps),
+        "timestep": physics.timestep,
+        "substeps": physics.substeps,
+        "observation": [
+            {
+                "name": name,
+                "size": size,
+                **usual,
+                "unit": task.units.get(name),
+                "noise": noise.get(name, 0.0),
+                "sensed": name in noise,
+                "delay": cfg.obs_delay if name in noise else 0,
+                **told.get(name, {}),
+            }
+            for name, size in terms.items()
+        ],
+        "history": cfg.history,
+        "delays": {"action": cfg.action_delay, "observation": cfg.obs_delay},
+        "commands": {name: list(bounds) for name, bounds in task.commands().items()},
     }
 
 

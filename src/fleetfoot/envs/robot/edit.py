@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Name, kind, kind and name of the object, and more.
 Sensor: TypeAlias = tuple[str, Any, Any, str, dict[str, Any]]
 PLATES = 10  # along each side of rough ground
+GROUND = 1 << 20  # a bit of contype and conaffinity for what touched the floor by pairs
 
 
 def drop_looks(spec: mujoco.MjSpec, robot: Robot) -> None:
@@ -31,9 +32,12 @@ def drop_looks(spec: mujoco.MjSpec, robot: Robot) -> None:
 def lay_plates(spec: mujoco.MjSpec, robot: Robot) -> None:
     """Boxes that touch what the floor touches, each of its own height. All robots walk over the same ones."""
     floor = next((one for one in spec.geoms if one.name == robot.floor), None)
-    if floor is None or not (floor.contype or floor.conaffinity) or spec.pairs:
+    if floor is not None and any(robot.floor in (p.geomname1, p.geomname2) for p in spec.pairs):
+        _stand_on_corners(spec, floor)
+    if floor is None or not (floor.contype or floor.conaffinity):
         raise UserError(
-            f"rough ground needs a floor that collides by contype and conaffinity; that of {robot.name} does not."
+            f"rough ground needs a floor that collides, by contype and conaffinity or by pairs; that of {robot.name} "
+            "does not."
         )
     heights = np.random.default_rng(0).uniform(0.005, robot.roughness, (PLATES, PLATES))
     for i, j in np.ndindex(heights.shape):
@@ -49,6 +53,41 @@ def lay_plates(spec: mujoco.MjSpec, robot: Robot) -> None:
             friction=floor.friction,
             rgba=[0.5 + 4 * high, 0.52, 0.55, 1.0],
         )
+
+
+def _stand_on_corners(spec: mujoco.MjSpec, floor: Any) -> None:
+    """Where pairs say what touches the floor, boxes, touch it with spheres at the four corners of their soles instead.
+
+    A pair for each plate would be hundreds, and a box that touches four boxes has dozens of contacts.
+    """
+    geoms = {geom.name: geom for geom in spec.geoms}
+    for pair in list(spec.pairs):
+        names = {pair.geomname1, pair.geomname2}
+        if floor.name not in names:
+            continue
+        (name,) = names - {floor.name}
+        sole = geoms[name]
+        if sole.type != mujoco.mjtGeom.mjGEOM_BOX:
+            raise UserError(f"rough ground needs boxes in pairs with the floor; {name!r} is none.")
+        floor.contype |= GROUND
+        turn = np.zeros(9)
+        mujoco.mju_quat2Mat(turn, np.asarray(sole.quat, np.float64))
+        long, wide, high = sole.size
+        for x, y in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+            corner = np.array([x * (long - high), y * (wide - high), 0.0])
+            sole.parent.add_geom(
+                name=f"{name}_corner_{x}_{y}",
+                type=mujoco.mjtGeom.mjGEOM_SPHERE,
+                size=[high, 0.0, 0.0],
+                pos=np.asarray(sole.pos) + turn.reshape(3, 3) @ corner,
+                contype=0,
+                conaffinity=GROUND,
+                priority=floor.priority + 1,  # friction is the pair's
+                condim=pair.condim,
+                friction=[pair.friction[0], *floor.friction[1:]],
+                mass=0.0,
+            )
+        spec.delete(pair)
 
 
 def tile_floor(spec: mujoco.MjSpec, floor: str) -> None:

@@ -8,54 +8,42 @@ One vec step is three parts on tensors that stay in place, so that all of it can
 
 Nothing in A and C depends on a value: restarts are chosen with `torch.where`, from start states that were made before
 the first step (`engine.make_starts`), so no physics runs for a restart. Random numbers are hashes of (seed, robot,
-episode, step, channel): they are the same in both engines, and nothing depends on N. Above 300 lines: the three parts
-share the layout of the packed state.
+episode, step, channel): they are the same in both engines, and nothing depends on N.
+
+    layout.py      where everything lies in the tensors
+    physics.py     which engine, and whether a vec step is recorded (record.py)
+    describe.py    what whoever runs a policy elsewhere must know
+
+Above 300 lines: the three parts of a step and the contract work on the same tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.data import Obs, Step
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.render import Renderer
-from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig, by_name
-from fleetfoot.envs.robot.cpu import CpuEngine
+from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig
+from fleetfoot.envs.robot.describe import describe_task
 from fleetfoot.envs.robot.engine import Engine, make_starts
-from fleetfoot.envs.robot.frames import Frames
+from fleetfoot.envs.robot.layout import Layout, StateLayout, check_saved, columns
+from fleetfoot.envs.robot.mirror import symmetry
+from fleetfoot.envs.robot.physics import PhysicsConfig
 from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
-EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
-Execution: TypeAlias = Literal["auto", "eager", "recorded"]
 FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
 LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhysicsConfig:
-    """How the physics is computed. A control step is `substeps` of `timestep` seconds."""
-
-    timestep: float = 0.004
-    substeps: int = 5
-    engine: EngineName = "auto"
-    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
-    execution: Execution = "auto"
-    # On a GPU too the same seed gives the same bits. Warp cannot record that: vec steps are eager, and much slower.
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        if self.threads < 0 or self.substeps < 1 or not self.timestep > 0.0:
-            raise UserError("threads must be 0 or more, substeps at least 1, timestep above 0.")
 
 
 class RobotEnv:
@@ -80,33 +68,16 @@ class RobotEnv:
         self.robot, self.task, self.cfg, self._seed = robot, task, cfg, seed
         self.built, self.physics = robot.build(physics.timestep), physics
         self.dt = physics.timestep * physics.substeps
-        on_gpu = physics.engine == "warp" or (physics.engine == "auto" and device.type == "cuda")
-        home = device if on_gpu else torch.device("cpu")  # where the task is computed
+        home = physics.home(device)  # where the task is computed
         task.bind(self.built, self.dt, home)
         starts = make_starts(self.built, task, seed)
         varied = cfg.randomise.anything
         randomiser = Randomiser(cfg.randomise, self.built, num_envs, seed) if varied else None
-        self.engine: Engine
-        if on_gpu:
-            from fleetfoot.envs.robot.warp import WarpEngine
-
-            self.engine = WarpEngine(
-                self.built,
-                num_envs,
-                physics.substeps,
-                starts,
-                home,
-                randomiser,
-                physics.deterministic,
-            )
-        else:
-            self.engine = CpuEngine(
-                self.built, num_envs, physics.substeps, starts, physics.threads, randomiser
-            )
+        self.engine: Engine = physics.build(self.built, num_envs, starts, device, randomiser)
         self._starts = starts.on(home)
         self._home, self._on_gpu = home, home.type == "cuda"
         self._conditions = Conditions(cfg, self.built.num_joints, self.dt)
-        self._q, self._v = (_columns(wanted, home) for wanted in (self.built.q, self.built.v))
+        self._q, self._v = (columns(wanted, home) for wanted in (self.built.q, self.built.v))
         self._offset, self._scale = (
             torch.tensor(rows.copy(), dtype=torch.float32, device=home)
             for rows in (self.built.offset, self.built.scale)
@@ -131,78 +102,34 @@ class RobotEnv:
 
     def _lay_out(self, device: torch.device) -> None:
         """Sizes of state, observations and log, from one start that is thrown away."""
+        rows = len(self._key)
         draw = Draw(keys_of(self._key, self._episode, 0))
         draw.uniform(1)
         state = self._state_of(draw, None)
-        rows = len(self._key)
-        _check_columns(self.task, "begin", state, rows)
-        self._slices: dict[str, slice] = {}
-        for name, value in state.items():
-            begin = sum(part.stop - part.start for part in self._slices.values())
-            self._slices[name] = slice(begin, begin + value.shape[1])
-        self._packed = self._pack(state).clone()  # [N, S]
-        self._state = self._unpack(self._packed)
+        self._columns = StateLayout(self.task, state, rows)
+        self._packed = self._columns.pack(state).clone()  # [N, S]
+        self._state = self._columns.unpack(self._packed)
         now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
-        terms, extra = self.task.observe(now), self.task.privileged(now)
-        _check_columns(self.task, "observe", terms, rows)
-        _check_columns(self.task, "privileged", extra, rows)
-        self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
-        self._widths = dict(self.task.noise) | by_name("noise_of", self.cfg.noise_of)
-        if unknown := set(self._widths) - set(terms):
-            raise UserError(
-                f"{self.task.name} does not observe {sorted(unknown)[0]!r}, for which there is noise; it observes "
-                f"{', '.join(terms)}."
-            )
-        noise = [
-            self._widths.get(name, 0.0) for name, size in self.terms.items() for _ in range(size)
-        ]
-        sensed = [name in self._widths for name, size in self.terms.items() for _ in range(size)]
-        self._noise = self.cfg.noise * torch.tensor(noise, device=self._home)
-        self._noisy = bool((self._noise > 0).any())
-        size = len(noise)
-        self._frames = Frames(
-            size, torch.tensor(sensed, device=self._home), self.cfg.history, self.cfg.obs_delay
-        )
-        self._buffer = torch.zeros(rows, self._frames.length, size, device=self._home)
-        self._actor_size = size * self.cfg.history
-        self._extra_size = sum(int(value.shape[1]) for value in extra.values())
-        alive = torch.zeros(rows, dtype=torch.bool, device=self._home)
-        paid = self.task.reward(now, alive)
-        if any(value.shape != (rows,) for value in paid.values()):
-            raise UserError(f"reward() of {self.task.name} must return terms of shape [robots].")
-        self._told = [f"reward_{name}" for name in paid]
-        self._told += [*self.task.info(now), "exploded"]
-        critic = self._actor_size + self._extra_size
-        self._parts = {
-            "actor": (rows, self._actor_size),
-            "critic": (rows, critic),
-            "next_actor": (rows, self._actor_size),
-            "next_critic": (rows, critic),
-            "reward": (rows,),
-            "told": (len(self._told), rows),
-        }
-        self._flat = torch.zeros(
-            sum(int(np.prod(shape)) for shape in self._parts.values()), device=self._home
+        self._layout = layout = Layout(self.task, self.cfg, now, rows)
+        self._frames = layout.frames
+        self._buffer = torch.zeros(rows, layout.frames.length, layout.frame_size, device=self._home)
+        self._flat = torch.zeros(layout.flat_size(), device=self._home)
+        mirrored = symmetry(
+            self.built, self.task.mirror, layout.terms, layout.extra, self.cfg.history
         )
         self._flags = torch.zeros(2, rows, dtype=torch.bool, device=self._home)
-        self.spec = EnvSpec(
-            name=f"{self.robot.name}-{self.task.name}",
-            num_envs=rows,
-            obs_shape=(self._actor_size,),
-            action=Continuous(self.built.num_joints),
-            device=device,
-            critic_shape=(critic,) if self._extra_size else None,
-            critic_prefix=self._actor_size if self._extra_size else 0,
+        name = f"{self.robot.name}-{self.task.name}"
+        self.spec = replace(
+            layout.spec(name, self.built.num_joints, device, self.dt),
             episode_length=self.task.episode_length,
-            step_seconds=self.dt,
             description=self.describe(),
+            symmetry=mirrored,
         )
 
-    def _pack(self, state: State) -> Tensor:
-        return torch.cat([state[name] for name in self._slices], 1)
-
-    def _unpack(self, packed: Tensor) -> State:
-        return {name: packed[:, part] for name, part in self._slices.items()}
+    @property
+    def terms(self) -> dict[str, int]:
+        """The sizes of what the policy observes."""
+        return self._layout.terms
 
     def _act(self) -> None:
         """A."""
@@ -235,12 +162,12 @@ class RobotEnv:
         state = now.state | task.advance(now, draw)
         state |= self._conditions.advance(state, self._action, clock, draw)
         self._step_draws = max(self._step_draws, draw.used)
-        if unknown := state.keys() - self._slices.keys():
+        if unknown := state.keys() - self._columns.slices.keys():
             raise UserError(
                 f"{self.task.name} changes {min(unknown)!r}, which its begin() does not name."
             )
         reward = reward.masked_fill(exploded, 0.0)
-        new_actor, new_critic, packed = actor, critic, self._pack(state)
+        new_actor, new_critic, packed = actor, critic, self._columns.pack(state)
         if self._on_gpu or bool(ended.any()):  # to ask costs nothing on a CPU
             new_actor, new_critic, packed, buffer = self._restarted(
                 ended, later, state, packed, buffer, actor, critic
@@ -272,7 +199,7 @@ class RobotEnv:
         return (
             torch.where(chosen, first_actor, actor),
             torch.where(chosen, first_critic, critic),
-            torch.where(chosen, self._pack(begun), packed),
+            torch.where(chosen, self._columns.pack(begun), packed),
             torch.where(chosen[:, :, None], first_buffer, buffer),
         )
 
@@ -332,23 +259,18 @@ class RobotEnv:
     def _frame(self, now: Now, draw: Draw) -> Tensor:
         """[N, D]: one observation of the policy, with its noise."""
         frame = torch.cat([*self.task.observe(now).values()], 1)
-        if not self._noisy:
+        if not self._layout.noisy:
             return frame
-        return torch.addcmul(frame, draw.uniform(frame.shape[1], -1.0, 1.0), self._noise)
+        return torch.addcmul(frame, draw.uniform(frame.shape[1], -1.0, 1.0), self._layout.noise)
 
     def _obs_of(self, buffer: Tensor, now: Now) -> tuple[Tensor, Tensor]:
         actor = self._frames.seen(buffer, now.state.get("obs_delay"))
-        if not self._extra_size:
+        if not self._layout.extra_size:
             return actor, actor
         return actor, torch.cat([actor, *self.task.privileged(now).values()], 1)
 
     def _make_run(self) -> Callable[[], None]:
-        execution, exact = self.physics.execution, self.physics.deterministic
-        if execution == "recorded" and (exact or not self._on_gpu):
-            raise UserError(
-                "recorded execution needs the engine 'warp' on a GPU, and excludes deterministic."
-            )
-        if execution == "eager" or exact or not self._on_gpu:
+        if not self.physics.records(self._on_gpu):
             return self._vec_step
         from fleetfoot.envs.robot.record import record
         from fleetfoot.envs.robot.warp import WarpEngine
@@ -374,7 +296,7 @@ class RobotEnv:
         everyone = torch.ones_like(row, dtype=torch.bool)
         self.engine.restart(everyone, row)
         self.engine.vary(everyone, state)
-        self._packed.copy_(self._pack(state))
+        self._packed.copy_(self._columns.pack(state))
         self._buffer.copy_(buffer)
         self._clock.zero_()
         self._episode += 1
@@ -403,31 +325,25 @@ class RobotEnv:
         terminated, truncated = self._flags.to(self.spec.device, copy=True).unbind(0)
         info = {}
         if not self._on_gpu or self._count % LOG_EVERY == 0:
-            info = {f"env/{name}": row for name, row in zip(self._told, told, strict=True)}
+            info = {f"env/{name}": row for name, row in zip(self._layout.told, told, strict=True)}
         return Step(obs, next_obs, reward, terminated, truncated, info)
 
     def _handed_out(self) -> tuple[Obs, Obs, Tensor, Tensor]:
         """Copies of the outputs, which the next step overwrites: one copy for all of them."""
-        flat = self._flat.to(self.spec.device, copy=True)
-        found, begin = {}, 0
-        for name, shape in self._parts.items():
-            size = int(np.prod(shape))
-            found[name] = flat[begin : begin + size].view(shape)
-            begin += size
-        if not self._extra_size:
-            found["critic"], found["next_critic"] = found["actor"], found["next_actor"]
-        obs = Obs(found["actor"], found["critic"])
-        return obs, Obs(found["next_actor"], found["next_critic"]), found["reward"], found["told"]
+        return self._layout.split(self._flat.to(self.spec.device, copy=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        tensors = {
+    def _in_place(self) -> dict[str, Tensor]:
+        """What changes from step to step, beside the engine's own."""
+        return {
             "episode": self._episode,
             "clock": self._clock,
             "state": self._packed,
             "frames": self._buffer,
             "outputs": self._flat,
-            **self.engine.state_dict(),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = self._in_place() | self.engine.state_dict()
         copies = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
         return {"name": self.spec.name, "seed": self._seed, "count": self._count, **copies}
 
@@ -439,19 +355,8 @@ class RobotEnv:
             raise UserError(
                 f"this saved state is of {len(state['clock'])} robots; build as many, not {self.spec.num_envs}"
             )
-        mine = {
-            "episode": self._episode,
-            "clock": self._clock,
-            "state": self._packed,
-            "frames": self._buffer,
-            "outputs": self._flat,
-        }
-        for name, value in mine.items():
-            if state[name].shape != value.shape:
-                raise UserError(
-                    f"this saved state has other conditions or another task: {name} has shape "
-                    f"{tuple(state[name].shape)}, not {tuple(value.shape)}"
-                )
+        mine = self._in_place()
+        check_saved(state, mine)
         if self.cfg.randomise.anything and state["seed"] != self._seed:
             raise UserError(
                 f"this saved state is of robots randomised with seed {state['seed']}; build with that seed"
@@ -494,47 +399,10 @@ class RobotEnv:
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy elsewhere must know, as JSON values."""
-        noise, told = self._widths, self.task.explain()
-        usual = {"source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
-        return {
-            **self.built.describe(),
-            "task": self.task.name,
-            "control_hz": 1.0 / self.dt,
-            "timestep": self.physics.timestep,
-            "substeps": self.physics.substeps,
-            "observation": [
-                {
-                    "name": name,
-                    "size": size,
-                    **usual,
-                    "unit": self.task.units.get(name),
-                    "noise": noise.get(name, 0.0),
-                    "sensed": name in noise,
-                    "delay": self.cfg.obs_delay if name in noise else 0,
-                    **told.get(name, {}),
-                }
-                for name, size in self.terms.items()
-            ],
-            "history": self.cfg.history,
-            "delays": {"action": self.cfg.action_delay, "observation": self.cfg.obs_delay},
-            "commands": {name: list(bounds) for name, bounds in self.task.commands().items()},
-        }
+        return self.built.describe() | describe_task(
+            self.task, self.cfg, self.physics, self.terms, self._layout.widths
+        )
 
     def _require_reset(self) -> None:
         if not self._begun:
             raise UserError("call reset() first: no episode has begun")
-
-
-def _columns(wanted: NDArray[np.int64], device: torch.device) -> slice | Tensor:
-    """An index for these columns: a slice where they lie side by side, as they do in most robots."""
-    if (np.diff(wanted) == 1).all():
-        return slice(int(wanted[0]), int(wanted[-1]) + 1)
-    return torch.from_numpy(wanted).to(device)
-
-
-def _check_columns(task: Task, method: str, found: dict[str, Tensor], rows: int) -> None:
-    for name, value in found.items():
-        if value.ndim != 2 or len(value) != rows:
-            raise UserError(
-                f"{method}() of {task.name} must return [robots, size]; {name} has shape {tuple(value.shape)}."
-            )

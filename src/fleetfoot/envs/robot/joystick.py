@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.envs.counter import Draw
+from fleetfoot.envs.robot.mirror import Kind
 from fleetfoot.envs.robot.robot import Built
 from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError, nearest
@@ -42,6 +43,27 @@ UNITS = {
     "joint_vel": "rad/s",
     "last_action": "1",
     "gait": "cos, cos, sin, sin of the phases",
+}
+
+# What a mirror makes of the observations. The phases of the gait change feet, as the feet do.
+MIRROR: Mapping[str, Kind] = {
+    "linvel": "polar",
+    "gyro": "axial",
+    "gravity": "polar",
+    "command": (1.0, -1.0, -1.0),  # forward, sideways, turning
+    "joint_pos": "joints",
+    "joint_vel": "joints",
+    "last_action": "joints",
+    "gait": "feet",
+    "accelerometer": "polar",
+    "global_angvel": "axial",
+    "height": "same",
+    "torque": "joints",
+    "contact": "feet",
+    "last_contact": "feet",
+    "foot_vel": "feet_polar",
+    "air": "feet",
+    "push": (1.0, -1.0, 1.0, 1.0),
 }
 
 
@@ -122,7 +144,7 @@ class Joystick(Task):
     """`weights` replaces weights of the reward by name. `curriculum`: commands begin small and grow with success."""
 
     name = "joystick"
-    units = UNITS
+    units, mirror = UNITS, MIRROR
 
     def __init__(
         self,

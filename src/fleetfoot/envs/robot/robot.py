@@ -57,6 +57,9 @@ class Robot:
     feet: tuple[str, ...] = ()  # sites
     foot_forces: bool = False
     touches: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # pairs of geoms, by name
+    # Words in the names of joints and feet that a mirror exchanges, {"left": "right"}: learners may then use mirror
+    # images (replay.mirror). None: the robot is not symmetric.
+    sides: Mapping[str, str] = field(default_factory=dict)
     floor: str = "floor"  # a geom
     # Metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them.
     roughness: float = 0.0

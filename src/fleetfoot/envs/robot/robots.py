@@ -12,6 +12,7 @@ GO1 = Robot(
     action_scale=0.5,
     imu="imu",
     feet=("FR", "FL", "RR", "RL"),
+    sides={"FR": "FL", "RR": "RL"},
     looks="unitree_go1/scene.xml",
     view=View(distance=1.6, azimuth=130.0, elevation=-15.0),
     max_contacts=8,
@@ -24,6 +25,7 @@ T1 = Robot(
     action_scale=1.0,
     imu="imu",
     feet=("left_foot", "right_foot"),
+    sides={"Left": "Right", "left": "right"},
     touches={"feet": ("left_foot", "right_foot")},
     looks="booster_t1/scene.xml",
     view=View(distance=2.6, azimuth=130.0, elevation=-15.0),
@@ -38,6 +40,7 @@ G1 = Robot(
     imu="imu_in_pelvis",
     frames={"torso": "imu_in_torso"},
     feet=("left_foot", "right_foot"),
+    sides={"left": "right"},
     foot_forces=True,
     touches={
         "feet": ("left_foot", "right_foot"),

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.envs.counter import Draw
+from fleetfoot.envs.robot.mirror import Kind
 from fleetfoot.envs.robot.robot import Built
 
 State: TypeAlias = dict[str, Tensor]  # [N, size] float32 each, by name
@@ -50,6 +51,9 @@ class Task:
     # Uniform noise of a training robot's senses: half its width, by the name of the observation. Named here: it is
     # sensed, and comes late where observations are delayed.
     noise: Mapping[str, float] = {}
+    # What a mirror makes of each observation, by name, those of the critic included (`mirror.py`). Empty: nothing is
+    # said, and replay.mirror is refused.
+    mirror: Mapping[str, Kind] = {}
     units: Mapping[str, str] = {}  # of observations, by name, for whoever runs a policy elsewhere
 
     def bind(self, robot: Built, dt: float, device: torch.device) -> None:

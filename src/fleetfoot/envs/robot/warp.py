@@ -21,10 +21,14 @@ from fleetfoot.envs.robot.randomise import Randomiser, Varied
 from fleetfoot.envs.robot.robot import Built
 from fleetfoot.envs.robot.task import State
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 CHECK_EVERY = 100  # vec steps between two looks at the overflow mask
 # Of MuJoCo Warp's mask: that the solver stops at its limit is as it should be.
 HARMLESS = ("ITERATIONS", "LS_ITERATIONS", "TACTILE")
+# Warp's objects of torch's streams, by device and handle. They are never let go, not even with the engine that made
+# them: the end of such an object makes Warp forget the stream, whoever still works on it.
+STREAMS: dict[tuple[int, int], Any] = {}
 
 
 class WarpEngine:
@@ -86,7 +90,6 @@ class WarpEngine:
         self._serious = int(sum(k for k in kinds if k.name not in HARMLESS))
         self._start_qpos, self._start_qvel, _ = starts.on(device)
         self._graph: Any = None
-        self._streams: dict[int, Any] = {}
         self._calls = 0
         self._seen: Tensor | None = None  # the mask as it was, on its way to the CPU
         self._arrived: torch.cuda.Event | None = None
@@ -177,14 +180,14 @@ class WarpEngine:
         return tensor
 
     def _stream(self) -> Any:
-        """Torch's current stream, as Warp's object of it: one for each stream, and held, because the end of such an
-        object makes Warp forget the stream itself."""
-        if self.device.type == "cpu":
+        """Torch's current stream, as Warp's object of it."""
+        if self.device.type != "cuda":
             return None
         current = torch.cuda.current_stream(self.device)
-        if current.cuda_stream not in self._streams:
-            self._streams[current.cuda_stream] = self.wp.stream_from_torch(current)
-        return self._streams[current.cuda_stream]
+        key = (current.device_index, current.cuda_stream)
+        if key not in STREAMS:
+            STREAMS[key] = self.wp.stream_from_torch(current)
+        return STREAMS[key]
 
     def _on_torch_stream(self) -> Any:
         """Warp works on torch's current stream, so that both are in order without waiting."""
@@ -219,6 +222,6 @@ def _load() -> tuple[Any, Any]:
         import mujoco_warp
     except ImportError as error:
         raise UserError(
-            f"the engine 'warp' needs packages that are not installed ({error}): pip install fleetfoot[warp]"
+            f"the engine 'warp' needs packages that are not installed ({error}): {install_line('warp')}"
         ) from None
     return mujoco_warp, warp

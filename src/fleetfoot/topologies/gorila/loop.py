@@ -151,6 +151,7 @@ def train(journal: Journal, run: ServerRun) -> Result:
     # At a multiple of these all bundles stop.
     periods = recipe.evaluation.every_vec_steps, recipe.checkpoint.every_vec_steps
     with Interrupt() as interrupt, journal.rescuing(run, lambda: interrupt.asked):
+        journal.catch_up(run)
         while not (journal.finished or interrupt.asked):
             stop = journal.next_multiple(*periods)
             for report in run.fleet.work(stop - journal.vec_steps, interrupt):

@@ -61,6 +61,10 @@ class MultiSeedJournal(Journal):
             journal.after_vec_step(parts)
         self._drop_older()
 
+    def catch_up(self, subject: Subject) -> None:
+        for journal, parts in self.seeds:
+            journal.catch_up(parts)
+
     def save_interrupted(self, subject: Subject) -> None:
         self._hand_out(subject)
         for journal, parts in self.seeds:

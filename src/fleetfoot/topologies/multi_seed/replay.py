@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fleetfoot.data import Batch, EnvSpec
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.mirror import Mirror
 from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.ring import Ring, final_entries
 from fleetfoot.replay.samplers import Drawn, Uniform
@@ -60,9 +61,15 @@ class MultiSeedReplay(Replay):
     sampler: MultiSeedSampler
 
     def __init__(
-        self, cfg: ReplayConfig, ring: Ring, sampler: MultiSeedSampler, gamma: float, finals: int
+        self,
+        cfg: ReplayConfig,
+        ring: Ring,
+        sampler: MultiSeedSampler,
+        gamma: float,
+        finals: int,
+        mirror: Mirror | None,
     ):
-        super().__init__(cfg, ring, sampler, gamma)
+        super().__init__(cfg, ring, sampler, gamma, mirror)
         self.finals = finals  # room for last observations that the ring of one seed has
         self.loaded: list[Finals] = []
 
@@ -74,9 +81,9 @@ class MultiSeedReplay(Replay):
         def seeds_second(x: Tensor) -> Tensor:
             return by_seed(x, seeds).transpose(0, 1)
 
-        flat = super().gather(age, column, weight)
+        flat = self._folded(age, column, weight)
         # Field by field: `_replace` is more than the compiler of torch 2.11 takes.
-        return Batch(
+        batch = Batch(
             obs=map_obs(flat.obs, seeds_second),
             action=seeds_second(flat.action),
             reward=seeds_second(flat.reward),
@@ -85,6 +92,7 @@ class MultiSeedReplay(Replay):
             weight=seeds_second(flat.weight),
             row_id=seeds_second(flat.row_id),
         )
+        return self._mirrored(batch, seeds_second(age))
 
 
 class SeedReplay(Replay):
@@ -93,7 +101,9 @@ class SeedReplay(Replay):
     sampler: ColumnSampler
 
     def __init__(self, whole: MultiSeedReplay, number: int):
-        super().__init__(whole.cfg, whole.ring, whole.sampler.samplers[number], whole.gamma)
+        super().__init__(
+            whole.cfg, whole.ring, whole.sampler.samplers[number], whole.gamma, whole.mirror
+        )
         self.whole = whole
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,10 +131,13 @@ def build_replay(recipe: Recipe, seeds: Sequence[int], spec: EnvSpec) -> MultiSe
     cfg = replace(replay, capacity=rows * wide.num_envs, capacity_gib=None)
     # While a seed is saved there is a copy of its share.
     beside = cfg.bytes(wide) // count if recipe.checkpoint.replay else 0
-    ring = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device, beside=beside).ring
+    built = cfg.build(wide, gamma=recipe.gamma, seed=0, device=device, beside=beside)
+    ring = built.ring
     samplers = [
         ColumnSampler(replace(recipe, seed=seed).seeds().replay, device, number * width, width)
         for number, seed in enumerate(seeds)
     ]
     finals = final_entries(spec, ring.rows, cfg.final_share)
-    return MultiSeedReplay(cfg, ring, MultiSeedSampler(samplers), recipe.gamma, finals)
+    return MultiSeedReplay(
+        cfg, ring, MultiSeedSampler(samplers), recipe.gamma, finals, built.mirror
+    )

@@ -82,6 +82,10 @@ class Transport(Protocol):
     def ask(self, stage: str, method: str, *arguments: Any) -> Any: ...  # likewise
     def metrics(self) -> dict[str, float]: ...
 
+    def leave_actor(self) -> bool:
+        """The environments have failed for good. Can the learners still be asked? From now on nobody asks the actor."""
+        ...
+
 
 class Placement(Protocol):
     """Where the three work."""
@@ -131,6 +135,7 @@ class SplitLearnersConfig:
             with closing(journal), interrupt:
                 coordinator.settle()
                 with coordinator.rescuing():
+                    journal.catch_up(coordinator)
                     while not (journal.finished or interrupt.asked):
                         coordinator.advance()
                         journal.after_vec_step(coordinator)
@@ -184,19 +189,25 @@ class Coordinator:
 
     @contextmanager
     def rescuing(self) -> Iterator[None]:
-        """Around the training: if the environments fail, the vec step under way is dropped and the rest is saved. Not
-        on Ray, where it may be a learner that is lost: there the last checkpoint counts."""
-        if not self.transport.all_here:
-            yield
-            return
+        """Around the training: if the environments fail, the vec step under way is dropped and the rest is saved. Where
+        it is a learner that is lost, the last checkpoint counts."""
         with self.journal.rescuing(self, lambda: self.interrupt.asked):
             try:
                 yield
-            except Halted:
+            except Halted as error:
+                if not self.transport.leave_actor():
+                    raise UserError(
+                        f"{str(error).rstrip('.')}; the last checkpoint is kept."
+                    ) from error
                 with self.lock:
                     self.schedule.drop_vec_step()
+                self._submit()
                 self.transport.wait_until(self._idle)
                 self.settle()
+                if (
+                    not self.transport.all_here
+                ):  # the agent here has not learned what is to be saved
+                    self.agent.load_state_dict(self.state_dict(with_replay=False)["agent"])
                 raise
 
     def settle(self) -> None:

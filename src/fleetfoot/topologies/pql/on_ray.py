@@ -22,11 +22,13 @@ import torch
 
 from fleetfoot.agents.contract import as_actor_critic
 from fleetfoot.config import at_least, part
+from fleetfoot.data import EnvSpec
 from fleetfoot.errors import UserError
+from fleetfoot.log import EpisodeStats
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import State
-from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Outcome, Setup
+from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Outcome, Report, Setup
 from fleetfoot.topologies.pql.processes import CPU, PROCESSES, Started
 from fleetfoot.topologies.pql.schedule import Round, share_of
 from fleetfoot.topologies.pql.stages import STAGES
@@ -101,6 +103,23 @@ class Call(NamedTuple):
     objects: list[Any]  # references to what it returns
 
 
+class LostActor:
+    """What is saved of an actor that is lost: that whoever goes on begins new episodes."""
+
+    def __init__(self, recipe: Recipe, spec: EnvSpec, vec_steps: int):
+        here = replace(spec, device=CPU)
+        self.explorer = recipe.explorer.build(here, seed=recipe.seeds().explorer, device=CPU)
+        self.explorer.skip(vec_steps)
+        self.episodes = EpisodeStats(spec.num_envs, CPU)
+
+    def report(self) -> Report:
+        return Report({}, {}, 0.0)
+
+    def state_dict(self, with_replay: bool) -> State:
+        states = {"explorer": self.explorer.state_dict(), "episodes": self.episodes.state_dict()}
+        return {**states, "env": None}
+
+
 class Processes:
     """Carries weights and vec steps between the stages through Ray's object store, and replaces processes."""
 
@@ -116,6 +135,8 @@ class Processes:
         self.versions = {name: FlatVersion(0, None) for name in WEIGHTS}
         self.calls: dict[str, deque[Call]] = {stage: deque() for stage in STAGES}
         self.beside_on = ""  # the machine where the policy learner will fill memory
+        self.failing = ""  # the stage whose process was lost last
+        self.without: LostActor | None = None  # in place of an actor that is not replaced any more
 
     def start_all(self, state: State | None, same_rows: bool) -> None:
         for stage in STAGES:
@@ -162,6 +183,7 @@ class Processes:
         if stage != "actor" and not died(self.ray, error):
             raise_mistake(error)
             raise cause(error)  # a learner that fails would fail again
+        self.failing = stage
         self.restarts.note(STAGES[stage].title, error)
         self.ray.kill(self.handles[stage])
         lost = self.setup.actors_lost + (stage == "actor")
@@ -191,6 +213,9 @@ class Processes:
                 self._receive(first[ref])
 
     def run(self, planned: Round) -> None:
+        if self.without is not None and planned.stage == "actor":
+            self.coordinator.finished(planned, Outcome({}))
+            return
         self.submit(planned)
         while self.calls[planned.stage]:
             self._receive(planned.stage)
@@ -235,6 +260,8 @@ class Processes:
                 self.versions[name] = FlatVersion(version.number, None)
 
     def ask(self, stage: str, method: str, *arguments: Any) -> Any:
+        if self.without is not None and stage == "actor":
+            return getattr(self.without, method)(*arguments)
         while True:
             try:
                 answer = self.ray.get(self.handles[stage].ask.remote(method, *arguments))
@@ -245,6 +272,13 @@ class Processes:
 
     def metrics(self) -> dict[str, float]:
         return {"split/restarts": float(self.restarts.count)}
+
+    def leave_actor(self) -> bool:
+        if self.failing != "actor":
+            return False
+        self.calls["actor"].clear()
+        self.without = LostActor(self.recipe, self.spec, self.coordinator.journal.vec_steps)
+        return True
 
     def close(self) -> None:
         if "actor" in self.handles:  # simulators may have processes of their own

@@ -168,3 +168,6 @@ class Threads:
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+    def leave_actor(self) -> bool:
+        return True

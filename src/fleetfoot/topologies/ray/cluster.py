@@ -22,6 +22,7 @@ import torch
 
 from fleetfoot.config import at_least, part
 from fleetfoot.errors import Notice, UserError
+from fleetfoot.extras import install_line
 from fleetfoot.topologies.ray import local
 from fleetfoot.topologies.ray.workers import one_line
 
@@ -92,7 +93,7 @@ def load_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise UserError("this topology needs Ray: pip install 'fleetfoot[ray]'") from None
+        raise UserError(f"this topology needs Ray: {install_line('ray')}") from None
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""`fleetfoot dashboard [RUNS]`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from fleetfoot.cli.form import parse
+from fleetfoot.errors import UserError, nearest
+
+REPS = 1_000  # of the bootstrap: fewer than in a report, because the page is made again whenever a log grows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The report of a folder of runs, live, on http://127.0.0.1: it refreshes itself and changes nothing."""
+
+    runs: tyro.conf.Positional[Path] = Path("runs")
+    """The folder that holds the runs, at any depth."""
+    port: int = 8642
+    """Port on this machine; 0: any that is free."""
+    by: str = ""
+    """Group runs by this field of their recipes, or several with commas; by default by recipe."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    options: Options = parse(Options, args, "fleetfoot dashboard [RUNS]")
+    if options.runs.is_file():
+        raise UserError(f"{options.runs} is a file; give a folder that holds runs.")
+    if not options.runs.is_dir():
+        names = [str(path) for path in options.runs.parent.glob("*/")]
+        raise UserError(f"there is no folder {options.runs}.{nearest(str(options.runs), names)}")
+    if not 0 <= options.port < 2**16:
+        raise UserError(f"--port must be from 0 to 65535, not {options.port}.")
+    from fleetfoot import compare, report
+    from fleetfoot.report.serve import serve
+
+    compare.rliable()
+    by = tuple(name.strip() for name in options.by.split(",") if name.strip())
+    ask = compare.Ask(by=by, bootstrap=compare.Bootstrap(reps=REPS))
+    with serve(options.runs, options.port, report.Wish(str(options.runs), ask)) as server:
+        print(f"{server.address}  shows {options.runs} (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

@@ -1,0 +1,55 @@
+"""`fleetfoot play [RUN|FOLDER|policy.onnx ...]`"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from fleetfoot.cli.form import parse
+from fleetfoot.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Play policies in the browser: runs, exported folders or policy.onnx files; without any, the one that ships with
+    the package."""
+
+    policies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """What to play. Several of one robot can be switched between while it runs."""
+    which: Literal["best", "last"] = "best"
+    """Which checkpoint of a run."""
+    viewer: Literal["browser", "native"] = "browser"
+    """native: MuJoCo's own window, where there is a screen."""
+    model: Path | None = None
+    """MJCF of a robot that does not come with the package; its site imu senses."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0: other computers may see and steer it too."""
+    port: int | None = None
+    """Port of the page; by default the first free one from 8080 on."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    options: Options = parse(Options, args, "fleetfoot play")
+    check_port(options.port)
+    from fleetfoot.play import play
+
+    with contextlib.suppress(KeyboardInterrupt):  # this is how it ends
+        play(
+            options.policies,
+            which=options.which,
+            model=options.model,
+            native=options.viewer == "native",
+            host=options.host,
+            port=options.port,
+            say=lambda line: print(line, flush=True),
+        )
+    return 0
+
+
+def check_port(port: int | None) -> None:
+    if port is not None and not 0 <= port < 65536:
+        raise UserError(f"--port must be between 0 and 65535, not {port}.")

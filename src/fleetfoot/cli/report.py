@@ -1,0 +1,73 @@
+"""`fleetfoot report RUNS... --out report.html`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from fleetfoot.cli.compare import everywhere
+from fleetfoot.cli.form import parse
+from fleetfoot.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One HTML page about runs that needs no network: curves, table, time, diagnostics, films, recipes, commands."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Run folders, folders that hold some, or patterns in quotes."""
+    out: Path = Path("report.html")
+    """The page to write; an earlier one is replaced."""
+    title: str = "Training report"
+    """What the page is called."""
+    by: str = ""
+    """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
+    metric: Literal["auto", "return", "success"] = "auto"
+    """What is scored; auto: success where a task reports it, otherwise the return."""
+    low: float | None = None
+    """Return that counts as a score of 0, for all tasks."""
+    high: float | None = None
+    """Return that counts as a score of 1, for all tasks."""
+    baseline: str = ""
+    """The group that the others are compared with; by default the first."""
+    unfinished: bool = False
+    """Compare runs that have not made all their steps too."""
+    films: int = 1
+    """Films of each group, of its best runs; 0: none."""
+    reps: int = 5_000
+    """Bootstrap samples."""
+    seed: int = 0
+    """Seed of the bootstrap."""
+
+
+def run(args: list[str], imports: list[str]) -> int:
+    options: Options = parse(Options, args, "fleetfoot report RUNS...")
+    if not options.runs:
+        raise UserError("which runs? fleetfoot report RUNS..., for instance fleetfoot report runs.")
+    if options.out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {options.out} must end in .html.")
+    if options.out.is_dir():
+        raise UserError(f"--out {options.out} is a folder; give the name of a file.")
+    if options.films < 0:
+        raise UserError(f"--films must be at least 0, not {options.films}.")
+    from fleetfoot import compare, report
+    from fleetfoot.files import write_text
+
+    compare.rliable()
+    ask = compare.Ask(
+        by=tuple(name.strip() for name in options.by.split(",") if name.strip()),
+        metric=options.metric,
+        everywhere=everywhere(options.low, options.high),
+        baseline=options.baseline,
+        unfinished=options.unfinished,
+        bootstrap=compare.Bootstrap(options.reps, options.seed),
+    )
+    wish = report.Wish(options.title, ask, options.films)
+    page = report.build(compare.find(options.runs), wish)
+    write_text(options.out, report.page_html(page))
+    size = options.out.stat().st_size
+    print(f"written: {options.out} ({size / 1e6:.1f} MB, {len(page.view['runs'])} runs)")
+    return 0

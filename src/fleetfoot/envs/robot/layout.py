@@ -1,0 +1,141 @@
+"""Where everything lies in the packed tensors of N robots: state [N, S], observations, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetfoot.data import Continuous, EnvSpec, Obs
+from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
+from fleetfoot.envs.robot.frames import Frames
+from fleetfoot.envs.robot.task import Now, State, Task
+from fleetfoot.errors import UserError
+
+
+class StateLayout:
+    """The columns of each part of the state."""
+
+    def __init__(self, task: Task, state: State, rows: int) -> None:
+        check_columns(task, "begin", state, rows)
+        self.slices: dict[str, slice] = {}
+        begin = 0
+        for name, value in state.items():
+            self.slices[name] = slice(begin, begin + value.shape[1])
+            begin += value.shape[1]
+
+    def pack(self, state: State) -> Tensor:
+        return torch.cat([state[name] for name in self.slices], 1)
+
+    def unpack(self, packed: Tensor) -> State:
+        return {name: packed[:, part] for name, part in self.slices.items()}
+
+
+class Layout:
+    """Sizes of observations, log and outputs, learned from one moment."""
+
+    def __init__(self, task: Task, cfg: ConditionsConfig, now: Now, rows: int) -> None:
+        terms, extra = task.observe(now), task.privileged(now)
+        check_columns(task, "observe", terms, rows)
+        check_columns(task, "privileged", extra, rows)
+        self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
+        self.widths = _noise_widths(task, cfg, terms)
+        device = now.qpos.device
+        noise = [self.widths.get(name, 0.0) for name in self._columns()]
+        sensed = [name in self.widths for name in self._columns()]
+        self.noise = cfg.noise * torch.tensor(noise, device=device)
+        self.noisy = bool((self.noise > 0).any())
+        self.frame_size = len(noise)
+        self.frames = Frames(
+            self.frame_size, torch.tensor(sensed, device=device), cfg.history, cfg.obs_delay
+        )
+        self.actor_size = self.frame_size * cfg.history
+        self.extra = {name: int(value.shape[1]) for name, value in extra.items()}
+        self.extra_size = sum(self.extra.values())
+        paid = task.reward(now, torch.zeros(rows, dtype=torch.bool, device=device))
+        if any(value.shape != (rows,) for value in paid.values()):
+            raise UserError(f"reward() of {task.name} must return terms of shape [robots].")
+        self.told = [*(f"reward_{name}" for name in paid), *task.info(now), "exploded"]
+        critic = self.actor_size + self.extra_size
+        self.outputs = {
+            "actor": (rows, self.actor_size),
+            "critic": (rows, critic),
+            "next_actor": (rows, self.actor_size),
+            "next_critic": (rows, critic),
+            "reward": (rows,),
+            "told": (len(self.told), rows),
+        }
+
+    def _columns(self) -> list[str]:
+        """The term of each observed number."""
+        return [name for name, size in self.terms.items() for _ in range(size)]
+
+    def flat_size(self) -> int:
+        """Numbers of all outputs together."""
+        return sum(int(np.prod(shape)) for shape in self.outputs.values())
+
+    def split(self, flat: Tensor) -> tuple[Obs, Obs, Tensor, Tensor]:
+        """obs, next_obs, reward and what is told to the log, as views of the flat outputs."""
+        found, begin = {}, 0
+        for name, shape in self.outputs.items():
+            size = int(np.prod(shape))
+            found[name] = flat[begin : begin + size].view(shape)
+            begin += size
+        if not self.extra_size:
+            found["critic"], found["next_critic"] = found["actor"], found["next_actor"]
+        obs = Obs(found["actor"], found["critic"])
+        return obs, Obs(found["next_actor"], found["next_critic"]), found["reward"], found["told"]
+
+    def spec(self, name: str, num_joints: int, device: torch.device, seconds: float) -> EnvSpec:
+        """Without what only the environment itself knows."""
+        rows, critic = self.outputs["critic"]
+        return EnvSpec(
+            name=name,
+            num_envs=rows,
+            obs_shape=(self.actor_size,),
+            action=Continuous(num_joints),
+            device=device,
+            critic_shape=(critic,) if self.extra_size else None,
+            critic_prefix=self.actor_size if self.extra_size else 0,
+            step_seconds=seconds,
+        )
+
+
+def _noise_widths(
+    task: Task, cfg: ConditionsConfig, terms: Mapping[str, Tensor]
+) -> dict[str, float]:
+    widths = dict(task.noise) | by_name("noise_of", cfg.noise_of)
+    if unknown := set(widths) - set(terms):
+        raise UserError(
+            f"{task.name} does not observe {min(unknown)!r}, for which there is noise; it observes "
+            f"{', '.join(terms)}."
+        )
+    return widths
+
+
+def columns(wanted: NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """An index for these columns: a slice where they lie side by side, as they do in most robots."""
+    if (np.diff(wanted) == 1).all():
+        return slice(int(wanted[0]), int(wanted[-1]) + 1)
+    return torch.from_numpy(wanted).to(device)
+
+
+def check_columns(task: Task, method: str, found: Mapping[str, Tensor], rows: int) -> None:
+    for name, value in found.items():
+        if value.ndim != 2 or len(value) != rows:
+            raise UserError(
+                f"{method}() of {task.name} must return [robots, size]; {name} has shape {tuple(value.shape)}."
+            )
+
+
+def check_saved(state: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
+    """UserError where a tensor of a saved state has another shape than mine."""
+    for name, value in mine.items():
+        if state[name].shape != value.shape:
+            raise UserError(
+                f"this saved state has other conditions or another task: {name} has shape "
+                f"{tuple(state[name].shape)}, not {tuple(value.shape)}"
+            )

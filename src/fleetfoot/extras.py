@@ -1,0 +1,73 @@
+"""The extras of the package: what each brings, what of it is missing, and a line that installs it.
+
+All of it is read from the metadata of the installed package, so that a new extra in pyproject.toml is known by itself.
+The lines name the packages themselves and not `fleetfoot[extra]`: so they work however fleetfoot was installed, from a
+clone, a wheel or a repository.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+# What pip cannot know of an extra.
+ADVICE = {"mjlab": "in a Python environment of its own, see docs/environments/mjlab.md"}
+
+
+def names() -> list[str]:
+    """Every extra, in alphabetical order. None where fleetfoot is run from its source without having been installed."""
+    try:
+        found = importlib.metadata.metadata("fleetfoot").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return sorted(found)
+
+
+def requirements(extra: str = "", package: str = "fleetfoot") -> list[Requirement]:
+    """What an extra brings on this system, with what the extras that it includes bring; without one, what all need."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found: dict[str, Requirement] = {}
+    for line in lines:
+        one = Requirement(line)
+        optional = one.marker is not None and "extra" in str(one.marker)
+        if optional != bool(extra) or not (
+            one.marker is None or one.marker.evaluate({"extra": extra})
+        ):
+            continue
+        if one.name == package:
+            inner = [part for name in sorted(one.extras) for part in requirements(name, package)]
+        else:
+            one.marker = None
+            inner = [one]
+        found |= {str(part): part for part in inner}
+    return list(found.values())
+
+
+def installed(one: Requirement) -> str | None:
+    """The version that is there, if it is one that the requirement allows, with what its own extras bring."""
+    try:
+        version = importlib.metadata.version(one.name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    inside = [part for name in one.extras for part in requirements(name, one.name)]
+    fits = one.specifier.contains(version, prereleases=True)
+    return version if fits and all(installed(part) for part in inside) else None
+
+
+def install_line(extra: str) -> str:
+    """A command that brings what is missing of an extra, or all of it where nothing seems to be."""
+    wanted = requirements(extra)
+    if not wanted:  # not installed, or installed by a version that did not have this extra
+        return f"pip install -e '.[{extra}]' (in a clone of fleetfoot)"
+    missing = [one for one in wanted if installed(one) is None] or wanted
+    line = " ".join(["pip install", *(shlex.quote(str(one)) for one in missing)])
+    return f"{line} ({ADVICE[extra]})" if extra in ADVICE else line

@@ -1,0 +1,33 @@
+"""What only `pip install fleetfoot[play]` brings, imported where it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+from fleetfoot.errors import UserError
+
+
+def viser_module() -> Any:
+    try:
+        import viser
+    except ImportError as error:
+        raise UserError(
+            f"the page needs packages that are not installed ({error}): pip install fleetfoot[play]"
+        ) from None
+    return viser
+
+
+def start_viser(label: str) -> Any:
+    """A viser server that only this computer can reach, on a port that the system chooses."""
+    viser = viser_module()
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints an address that is not ours
+        server = viser.ViserServer("127.0.0.1", 0, label=label, verbose=False)
+    server.gui.configure_theme(show_logo=False, show_share_button=False, brand_color=(30, 136, 229))
+    return server
+
+
+def stop_viser(server: Any) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        server.stop()

@@ -1,0 +1,113 @@
+"""`play` and `watch` from Python: what the two commands call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetfoot import deploy
+from fleetfoot.errors import UserError
+from fleetfoot.play import robot as robots
+from fleetfoot.play.environment import EnvironmentSession
+from fleetfoot.play.native import play_native
+from fleetfoot.play.page import LOOPBACK
+from fleetfoot.play.session import RobotSession
+from fleetfoot.play.source import Source, open_source
+from fleetfoot.play.watch import NEWEST, CurvesPanel, Watcher
+from fleetfoot.run.folder import read_recipe
+
+Say = Callable[[str], None]
+
+
+def open_session(
+    source: Source,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    title: str = "fleetfoot play",
+    extra: Callable[[Any], Callable[[], None]] | None = None,
+) -> RobotSession | EnvironmentSession:
+    """A page that plays, until its `close`. `extra` adds to its panel, and gives what refreshes that."""
+    if source.robot is not None:
+        return RobotSession(
+            source.policies, source.robot, host=host, port=port, title=title, extra=extra
+        )
+    assert source.env is not None
+    return EnvironmentSession(
+        source.policies, source.env, host=host, port=port, title=title, extra=extra
+    )
+
+
+def play(
+    places: Sequence[Path],
+    *,
+    which: Any = "best",
+    model: Path | None = None,
+    native: bool = False,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    say: Say = print,
+) -> None:
+    """Until Ctrl-C, or until the window is closed."""
+    source = open_source(places, which, model)
+    if native:
+        if source.robot is None:
+            raise UserError("MuJoCo's viewer shows robots only; leave --viewer native out.")
+        play_native(source.policies, source.robot)
+        return
+    session = open_session(source, host=host, port=port)
+    _stay(session, say)
+
+
+def watch(
+    folder: Path,
+    *,
+    imports: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    say: Say = print,
+) -> None:
+    """Until Ctrl-C."""
+    watcher = Watcher(folder, imports)
+    recipe = read_recipe(folder)
+    policy = watcher.wait(say)
+    source = watched(policy, recipe.env)
+
+    def curves(gui: Any) -> Callable[[], None]:
+        return CurvesPanel(gui, watcher).refresh
+
+    title = f"watching {folder.resolve().name}"
+    session = open_session(source, host=host, port=port, title=title, extra=curves)
+    watcher.told = lambda newer: session.replace(NEWEST, newer)
+    watcher.start()
+    try:
+        _stay(session, say)
+    finally:
+        watcher.close()
+
+
+def watched(policy: deploy.Policy, env: Any) -> Source:
+    about = policy.about
+    if robots.is_robot(about):
+        try:
+            return Source({NEWEST: policy}, robots.find(about), None)
+        except UserError:
+            pass  # a robot of the user's own: its environment draws it
+    return Source({NEWEST: policy}, None, env)
+
+
+def _stay(session: RobotSession | EnvironmentSession, say: Say) -> None:
+    try:
+        page = session.page
+        say(f"open {page.url}   (Ctrl-C ends it)")
+        if page.host not in LOOPBACK:
+            say(
+                f"everybody who can reach {page.host}:{page.port} can see it and steer it; "
+                "without --host it is for this computer alone"
+            )
+        while True:
+            time.sleep(3600.0)
+    finally:
+        session.close()

@@ -1,0 +1,149 @@
+"""The shapes of a MuJoCo model as triangles, body by body, ready to be drawn.
+
+A model with meshes is drawn as it is. The mesh-free models of the package get bones (from each joint to the next),
+joints, and colours by what a part is, so that they read as robots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import mujoco
+import numpy as np
+import trimesh
+from numpy.typing import NDArray
+
+Color: TypeAlias = tuple[int, int, int]
+Numbers: TypeAlias = NDArray[Any]
+SHELL: Color = (224, 228, 235)
+LIMB: Color = (74, 84, 100)
+SOLE: Color = (38, 42, 50)
+ACCENT: Color = (240, 118, 40)
+COLLIDES = 3  # MuJoCo draws geoms of this group and above only when asked
+BONE = 0.045  # m: a shorter way from joint to joint needs no bone
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Triangles in the frame of a body."""
+
+    body: int
+    vertices: Numbers  # [V, 3]
+    faces: Numbers  # [F, 3]
+    color: Color
+    smooth: bool = True
+
+
+def shapes(model: mujoco.MjModel) -> list[Shape]:
+    """Of everything that moves."""
+    bare = model.nmesh == 0
+    made = [
+        shape
+        for i in range(model.ngeom)
+        if model.geom_bodyid[i] != 0 and (shape := _geom(model, i, bare)) is not None
+    ]
+    return made + (_bones(model) if bare else [])
+
+
+def fixed(model: mujoco.MjModel) -> list[Shape]:
+    """What stands on the ground, without the ground itself."""
+    return [
+        shape
+        for i in range(model.ngeom)
+        if model.geom_bodyid[i] == 0
+        and model.geom_type[i] != mujoco.mjtGeom.mjGEOM_PLANE
+        and (shape := _geom(model, i, False)) is not None
+    ]
+
+
+def _geom(model: mujoco.MjModel, i: int, bare: bool) -> Shape | None:
+    rgba = _rgba(model, i)
+    if model.geom_group[i] >= COLLIDES or rgba[3] == 0.0:
+        return None
+    kind, size = model.geom_type[i], model.geom_size[i]
+    mesh = _mesh(model, i) if kind == mujoco.mjtGeom.mjGEOM_MESH else _primitive(kind, size)
+    if mesh is None or (bare and float(model.geom_rbound[i]) < 0.015):  # points of contact
+        return None
+    turned = np.zeros(9)
+    mujoco.mju_quat2Mat(turned, model.geom_quat[i])
+    vertices = np.asarray(mesh.vertices) @ turned.reshape(3, 3).T + model.geom_pos[i]
+    color = _role(model, i) if bare else tuple(int(255 * c) for c in rgba[:3])
+    flat = kind == mujoco.mjtGeom.mjGEOM_BOX
+    return Shape(int(model.geom_bodyid[i]), vertices, np.asarray(mesh.faces), color, not flat)  # type: ignore[arg-type]
+
+
+def _rgba(model: mujoco.MjModel, i: int) -> Numbers:
+    material = int(model.geom_matid[i])
+    rgba: Numbers = model.mat_rgba[material] if material >= 0 else model.geom_rgba[i]
+    return rgba
+
+
+def _primitive(kind: int, size: Numbers) -> Any:
+    geom, make = mujoco.mjtGeom, trimesh.creation
+    if kind == geom.mjGEOM_CAPSULE:
+        return make.capsule(radius=size[0], height=2 * size[1], count=[16, 12])
+    if kind == geom.mjGEOM_CYLINDER:
+        return _rounded_cylinder(size[0], size[1])
+    if kind == geom.mjGEOM_BOX:
+        return _rounded_box(size)
+    if kind == geom.mjGEOM_SPHERE or kind == geom.mjGEOM_ELLIPSOID:
+        ball = make.uv_sphere(radius=1.0, count=[16, 16])
+        ball.apply_scale(size if kind == geom.mjGEOM_ELLIPSOID else size[0])
+        return ball
+    return None
+
+
+def _rounded_cylinder(radius: float, half: float) -> Any:
+    """With bevelled rims, which catch the light."""
+    rim = 0.2 * min(radius, half)
+    profile = [(0, -half), (radius - rim, -half), (radius, rim - half)]
+    profile += [(radius, half - rim), (radius - rim, half), (0, half)]
+    return trimesh.creation.revolve(np.array(profile), sections=24)
+
+
+def _rounded_box(size: Numbers) -> Any:
+    """A box with bevelled edges: the hull of three thinner ones."""
+    rim = 0.25 * float(min(size))
+    corners = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, -1).T
+    points = [corners * (size - rim * (1 - np.eye(3)[axis])) for axis in range(3)]
+    return trimesh.convex.convex_hull(np.concatenate(points))
+
+
+def _mesh(model: mujoco.MjModel, i: int) -> Any:
+    which = int(model.geom_dataid[i])
+    first, count = int(model.mesh_vertadr[which]), int(model.mesh_vertnum[which])
+    begin, faces = int(model.mesh_faceadr[which]), int(model.mesh_facenum[which])
+    return trimesh.Trimesh(
+        model.mesh_vert[first : first + count],
+        model.mesh_face[begin : begin + faces],
+        process=False,
+    )
+
+
+def _role(model: mujoco.MjModel, i: int) -> Color:
+    """Trunk and head are the shell, what touches the ground is a sole, the rest are limbs."""
+    name = model.body(int(model.geom_bodyid[i])).name.lower() + model.geom(i).name.lower()
+    if any(word in name for word in ("foot", "ankle", "hand", "sole")):
+        return SOLE
+    shell = ("trunk", "torso", "pelvis", "waist", "head", "base", "h1", "h2")
+    return SHELL if any(word in name for word in shell) else LIMB
+
+
+def _bones(model: mujoco.MjModel) -> list[Shape]:
+    """A capsule from each joint to the next one, and a ball at each joint."""
+    made = []
+    for body in range(2, model.nbody):
+        parent, way = int(model.body_parentid[body]), model.body_pos[body]
+        if parent == 0:
+            continue
+        long = float(np.linalg.norm(way))
+        if long > BONE:
+            bone = trimesh.creation.capsule(radius=0.024, height=long, count=[12, 10])
+            turn = trimesh.geometry.align_vectors([0, 0, 1], way / long)[:3, :3]
+            vertices = (np.asarray(bone.vertices)) @ turn.T + way / 2
+            made.append(Shape(parent, vertices, np.asarray(bone.faces), LIMB))
+        if long > BONE and model.body_jntnum[body]:
+            ball = trimesh.creation.uv_sphere(radius=0.03, count=[14, 12])
+            made.append(Shape(body, np.asarray(ball.vertices), np.asarray(ball.faces), ACCENT))
+    return made

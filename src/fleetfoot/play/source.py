@@ -1,0 +1,111 @@
+"""What there is to play: a run, an exported folder, a `policy.onnx`, or the policy that ships with the package."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetfoot import deploy
+from fleetfoot.api import Which
+from fleetfoot.envs.robot import Robot
+from fleetfoot.envs.vec_env import EnvConfig
+from fleetfoot.errors import UserError
+from fleetfoot.play import robot
+from fleetfoot.recipe import Recipe
+from fleetfoot.run.folder import from_stored, is_run, read_recipe, run_of
+
+# A Booster T1 that follows a joystick. `python -m benchmarks.shipped_policy RUN` makes another one.
+SHIPPED = Path(__file__).parent / "shipped"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Policies for the same robot or environment, by name, and which."""
+
+    policies: dict[str, deploy.Policy]
+    robot: Robot | None  # simulated in plain MuJoCo
+    env: EnvConfig | None  # or the environment of the recipe, drawn by itself
+
+
+def open_source(places: Sequence[Path], which: Which = "best", model: Path | None = None) -> Source:
+    """Everything is exported first, where it is not yet, and loaded as a robot would load it."""
+    policies: dict[str, deploy.Policy] = {}
+    recipe: Recipe | None = None
+    with tempfile.TemporaryDirectory(prefix="fleetfoot-play-") as scratch:
+        for place in places or (SHIPPED,):
+            found = _exported(place, which, Path(scratch) / str(len(policies)))
+            policy = deploy.load(found)
+            policies[_name(place, policy, policies)] = policy
+            if recipe is None and is_a_run(place):
+                recipe = read_recipe(place)
+    first = next(iter(policies.values()))
+    if _plays_as_robot(first.about, model):
+        for policy in policies.values():
+            check_same(first.about, policy.about)
+        return Source(policies, robot.find(first.about, model), None)
+    if model is not None:
+        raise UserError(f"{first.about.name} does not tell its joints, so --model is of no use.")
+    if recipe is None:
+        recipe = recipe_inside(first.about)
+    return Source(policies, None, recipe.env)
+
+
+def is_a_run(place: Path) -> bool:
+    return is_run(run_of(place))
+
+
+def recipe_inside(about: deploy.About) -> Recipe:
+    """The recipe in an exported file. It may be a stranger's: nothing in it is imported or executed."""
+    training = about.raw.get("training")
+    tree = training.get("recipe") if isinstance(training, dict) else None
+    return from_stored(tree, Path(about.name))
+
+
+def check_same(one: deploy.About, other: deploy.About) -> None:
+    """UserError where two policies are not for the same robot."""
+    for what, of in (("robot", one.raw), ("joints", one.raw), ("control_hz", one.raw)):
+        name, theirs = of.get(what), other.raw.get(what)
+        if what == "robot":
+            name, theirs = (
+                told.get("robot") if isinstance(told, dict) else None for told in (name, theirs)
+            )
+        if name != theirs:
+            raise UserError(
+                f"{one.name} and {other.name} are not for the same robot: their {what} differ."
+            )
+
+
+def _plays_as_robot(about: deploy.About, model: Path | None) -> bool:
+    """A robot of the package, or one whose model is given. Any other is drawn by its environment."""
+    if not robot.is_robot(about):
+        return False
+    with contextlib.suppress(UserError):
+        robot.find(about, model)
+        return True
+    if model is not None:
+        robot.find(about, model)  # says what is wrong
+    return False
+
+
+def _exported(place: Path, which: Which, scratch: Path) -> Path:
+    if place.is_file() or (place / "policy.onnx").is_file():
+        return place
+    if not is_a_run(place):
+        what = "is no run and no exported policy" if place.exists() else "does not exist"
+        raise UserError(
+            f"{place} {what}; fleetfoot play RUN, an exported folder or a policy.onnx, or nothing for the policy that "
+            "ships with the package."
+        )
+    from fleetfoot.export import export_run
+
+    return export_run(place, scratch, which=which, draw=True).folder
+
+
+def _name(place: Path, policy: deploy.Policy, taken: dict[str, deploy.Policy]) -> str:
+    """Runs are called after their folder, files after the recipe inside."""
+    name = run_of(place).resolve().name if is_a_run(place) else policy.about.name
+    names = [name, *(f"{name} ({k})" for k in range(2, len(taken) + 3))]
+    return next(candidate for candidate in names if candidate not in taken)

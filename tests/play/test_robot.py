@@ -1,0 +1,130 @@
+"""The simulated robot behind the four methods of `deploy`, and what hands can do to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleetfoot import UserError, deploy
+from fleetfoot.envs.robot import robots
+from fleetfoot.play import robot as playing
+from fleetfoot.play.robot import SimulatedRobot
+from fleetfoot.play.shapes import shapes
+from fleetfoot.play.source import SHIPPED
+
+
+@pytest.fixture(scope="module")
+def policy() -> deploy.Policy:
+    return deploy.load(SHIPPED)
+
+
+@pytest.fixture
+def robot(policy: deploy.Policy) -> SimulatedRobot:
+    return SimulatedRobot(policy.about, playing.find(policy.about))
+
+
+def order(robot: SimulatedRobot, angle: float) -> deploy.Order:
+    target = np.full(len(robot.names), angle, np.float32)
+    return deploy.Order(target, None, None, "policy")
+
+
+def test_the_shipped_policy_walks_as_it_is_told(
+    policy: deploy.Policy, robot: SimulatedRobot
+) -> None:
+    robot.velocity = np.array([0.6, 0.0, 0.0])
+    controller = deploy.Controller(policy)
+    done = deploy.drive(robot, controller, seconds=4.0, clock=robot.clock, wait=robot.advance)
+    assert (done.bad_steps, done.skipped) == (0, 0)
+    assert not robot.fallen()
+    assert robot.data.qpos[0] > 1.2  # of 2.4 m, minus the start
+    assert abs(robot.measured()[0] - 0.6) < 0.3
+
+
+def test_a_push_is_in_the_robots_own_frame(robot: SimulatedRobot) -> None:
+    robot.data.qpos[3:7] = [math.cos(math.pi / 4), 0, 0, math.sin(math.pi / 4)]  # it faces +y
+    assert robot.heading() == pytest.approx(math.pi / 2)
+    robot.push((1.0, 0.0))
+    np.testing.assert_allclose(robot.data.qvel[:3], [0, 1, 0], atol=1e-12)
+    np.testing.assert_allclose(robot.measured(), [1, 0, 0], atol=1e-12)
+
+
+def test_friction_and_mass_are_factors_on_the_model(robot: SimulatedRobot) -> None:
+    friction, mass = robot.model.geom_friction.copy(), robot.model.body_mass.copy()
+    robot.world.friction, robot.world.mass = 0.5, 1.5
+    robot.advance(0.02)
+    np.testing.assert_allclose(robot.model.geom_friction[:, 0], 0.5 * friction[:, 0])
+    np.testing.assert_allclose(robot.model.body_mass, 1.5 * mass)
+    robot.world.friction = robot.world.mass = 1.0
+    robot.advance(0.02)
+    np.testing.assert_array_equal(robot.model.body_mass, mass)
+
+
+def test_a_delayed_order_arrives_later(robot: SimulatedRobot) -> None:
+    robot.write(order(robot, 0.1))
+    assert robot.data.ctrl[0] == pytest.approx(0.1)
+    robot.begin()
+    before = robot.data.ctrl[0]
+    robot.world.delay = 2
+    for angle, arrived in ((0.1, before), (0.2, before), (0.3, 0.1), (0.4, 0.2)):
+        robot.write(order(robot, angle))
+        assert robot.data.ctrl[0] == pytest.approx(arrived)
+
+
+def test_noise_is_that_of_training_times_a_factor(robot: SimulatedRobot) -> None:
+    clean = np.array(robot.read()["joint_vel"])
+    robot.world.noise = 1.0
+    noisy = np.array(robot.read()["joint_vel"])
+    assert 0.0 < np.abs(noisy - clean).max() <= 1.5
+
+
+def test_pulled_it_goes_there_and_let_go_it_is_free(robot: SimulatedRobot) -> None:
+    trunk = 1
+    robot.pull = (trunk, np.zeros(3), robot.data.xpos[trunk] + np.array([2.0, 0.0, 0.0]))
+    robot.advance(0.1)
+    assert robot.measured()[0] > 0.5
+    robot.pull = None
+    robot.advance(0.002)
+    assert not robot.data.xfrc_applied.any()
+
+
+def test_it_knows_when_it_lies(robot: SimulatedRobot) -> None:
+    assert not robot.fallen()
+    robot.data.qpos[2] = 0.1
+    assert robot.fallen()
+    robot.begin()
+    robot.data.qvel[3] = math.nan
+    assert robot.fallen()
+
+
+def test_damping_takes_the_stiffness_away(robot: SimulatedRobot, policy: deploy.Policy) -> None:
+    controller = deploy.Controller(policy, fallback="damp")
+    robot.write(controller.step({}, [0.0, 0.0, 0.0]))
+    assert not robot.model.actuator_gainprm[:, 0].any()
+    robot.write(deploy.Controller(policy).step(robot.read(), [0.0, 0.0, 0.0]))
+    assert (robot.model.actuator_gainprm[:, 0] > 0).all()
+
+
+def test_another_robot_needs_its_model(policy: deploy.Policy, tmp_path: Path) -> None:
+    raw = policy.about.raw | {"robot": policy.about.raw["robot"] | {"robot": "mine"}}
+    about = dataclasses.replace(policy.about, raw=raw)
+    with pytest.raises(UserError, match="--model"):
+        playing.find(about)
+    with pytest.raises(UserError, match="no model"):
+        playing.find(about, tmp_path / "nothing.xml")
+    model = Path(robots.T1.model)
+    robot = SimulatedRobot(about, playing.find(about, model))
+    assert list(robot.joints()) == [joint.name for joint in about.joints]
+
+
+@pytest.mark.parametrize("name", robots.ROBOTS)
+def test_every_part_of_a_robot_is_drawn(name: str) -> None:
+    model = robots.find(name).pictured()
+    drawn = shapes(model)
+    # From the ground to its head: nothing is missing at either end.
+    assert len({shape.body for shape in drawn}) > model.nu / 2
+    assert all(np.isfinite(shape.vertices).all() and len(shape.faces) for shape in drawn)
+    assert sum(len(shape.vertices) for shape in drawn) < 20_000

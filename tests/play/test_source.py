@@ -1,0 +1,114 @@
+"""What `fleetfoot play` and `watch` are given: each wrong thing is one line and exit code 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from fleetfoot import UserError, deploy, recipes, train
+from fleetfoot.envs.gym import GymConfig
+from fleetfoot.play.page import bind
+from fleetfoot.play.source import SHIPPED, check_same, open_source
+from support.command import refusal
+from support.trust_recipes import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("play") / "run"
+    train(tiny(), folder)
+    return folder
+
+
+def test_the_shipped_policy_is_small_and_names_a_recipe_of_ours() -> None:
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 2 << 20
+    policy = deploy.load(SHIPPED)
+    assert policy.about.name in recipes.names()
+    assert policy.about.raw["training"]["evaluation"]["return"] > 30
+    source = open_source([])
+    assert source.robot is not None
+    assert list(source.policies) == [policy.about.name]
+
+
+def test_a_run_is_exported_and_drawn_by_its_environment(run: Path) -> None:
+    source = open_source([run])
+    assert (source.robot, list(source.policies)) == (None, ["run"])
+    assert source.env is not None
+
+
+def test_several_policies_get_names_of_their_own() -> None:
+    names = list(open_source([SHIPPED, SHIPPED / "policy.onnx"]).policies)
+    assert len(set(names)) == 2
+
+
+def test_policies_of_two_robots_do_not_mix() -> None:
+    one = deploy.load(SHIPPED).about
+    other = dataclasses.replace(one, raw=one.raw | {"control_hz": 1.0})
+    check_same(one, one)
+    with pytest.raises(UserError, match="not for the same robot"):
+        check_same(one, other)
+
+
+def test_a_strangers_recipe_imports_nothing(tmp_path: Path) -> None:
+    from fleetfoot.play.source import recipe_inside
+
+    about = deploy.load(SHIPPED).about
+    recipe = dict(about.raw["training"]["recipe"])
+    from fleetfoot.config import to_json
+
+    recipe["env"] = to_json(GymConfig(id="os_of_a_stranger:Bad-v0"))
+    raw = about.raw | {"training": {"recipe": recipe}}
+    with pytest.raises(UserError, match="--import"):
+        recipe_inside(dataclasses.replace(about, raw=raw))
+    for nonsense in (None, 3, {"part": "Recipe"}):
+        raw = about.raw | {"training": {"recipe": nonsense}}
+        with pytest.raises(UserError):
+            recipe_inside(dataclasses.replace(about, raw=raw))
+
+
+def test_wrong_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    text = tmp_path / "policy.onnx"
+    text.write_text("no graph")
+    said = {
+        "does not exist": ["play", str(tmp_path / "nothing")],
+        "no run and no exported policy": ["play", str(tmp_path)],
+        "no ONNX file": ["play", str(text)],
+        "no screen": ["play", "--viewer", "native"],
+        "no model": ["play", "--model", "nothing.xml"],
+        "--port must be": ["play", "--port", "70000"],
+        "cannot listen": ["play", "--host", "203.0.113.7", "--port", "0"],
+        "which run?": ["watch"],
+        "no run folder": ["watch", str(tmp_path / "nothing")],
+        "no recipe.json": ["watch", str(tmp_path)],
+    }
+    for words, args in said.items():
+        assert words in refusal(capsys, *args), args
+
+
+def test_a_run_without_a_checkpoint_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(run, bare)
+    shutil.rmtree(bare / "checkpoints")
+    assert "holds no checkpoint" in refusal(capsys, "play", str(bare))
+
+
+def test_a_taken_port_is_one_line_and_without_one_the_next_is_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} cannot be used"):
+            bind("127.0.0.1", port)
+    with bind("127.0.0.1", None) as one, bind("127.0.0.1", None) as two:
+        assert one.getsockname()[1] != two.getsockname()[1]

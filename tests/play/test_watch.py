@@ -1,0 +1,102 @@
+"""`fleetfoot watch`: read-only, and reloads by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleetfoot import UserError, api, deploy, train
+from fleetfoot.play import watch
+from fleetfoot.play.watch import Watcher, column
+from support.trust_recipes import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watch") / "run"
+    train(tiny(), folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_newest_policy_and_then_the_next(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    before = contents(folder)
+    watcher = Watcher(folder)
+    policy = watcher.newest()
+    assert policy is not None
+    assert watcher.step == 20
+    assert watcher.newest() is None  # nothing new
+    assert contents(folder) == before  # it only reads
+    api.resume(folder, total_vec_steps=30)
+    newer = watcher.newest()
+    assert newer is not None
+    assert watcher.step == 30
+    assert newer.about.graph_sha256 != policy.about.graph_sha256
+
+
+def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
+    run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    pointer = folder / "checkpoints" / "last.json"
+    newest = folder / "checkpoints" / json.loads(pointer.read_text().splitlines()[-1])["folder"]
+    weights = next(newest.glob("*.safetensors"))
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    watcher = Watcher(folder)
+    assert watcher.newest() is None
+    assert watcher.problem
+    assert "\n" not in watcher.problem
+    weights.write_bytes(whole)
+    assert isinstance(watcher.newest(), deploy.Policy)
+    assert not watcher.problem
+
+
+def test_it_waits_for_the_first_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    hidden = tmp_path / "hidden"
+    (folder / "checkpoints").rename(hidden)
+    said: list[str] = []
+
+    def later(seconds: float) -> None:
+        hidden.rename(folder / "checkpoints")
+
+    monkeypatch.setattr(watch.time, "sleep", later)
+    assert isinstance(Watcher(folder).wait(said.append), deploy.Policy)
+    assert said == [f"waiting for {folder}: it has no checkpoint yet"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no recipe\.json"):
+        Watcher(tmp_path)
+
+
+def test_columns_of_a_log_with_gaps() -> None:
+    rows = [
+        {"env_steps": 1, "a": 2.0},
+        {"env_steps": 2},
+        {"env_steps": 3, "a": 4.0, "b": 1.0},
+        {"a": 9.0},
+        {"env_steps": "x", "a": 1.0},
+    ]
+    x, y = column(rows, ("b", "a"))
+    np.testing.assert_array_equal((x, y), [[1, 3], [2, 4]])
+    assert len(column(rows, ("c",))[0]) == 0

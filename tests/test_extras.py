@@ -1,0 +1,58 @@
+"""What is missing of an extra, and the line that brings it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+from packaging.requirements import Requirement
+
+from fleetfoot import extras
+
+METADATA = {
+    "fleetfoot": [
+        "numpy>=2",
+        "here[more]>=1; extra == 'both'",
+        "absent<3,>=2; extra == 'both'",
+        "fleetfoot[inner]; extra == 'both'",
+        "elsewhere; extra == 'both' and sys_platform == 'nowhere'",
+        "old>=2; extra == 'inner'",
+    ],
+    "here": ["inside; extra == 'more'", "numpy"],
+}
+VERSIONS = {"numpy": "2.1", "here": "1.5", "old": "1.0"}
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name not in VERSIONS:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return VERSIONS[name]
+
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: METADATA.get(name))
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_an_extra_includes_what_its_extras_bring() -> None:
+    assert [one.name for one in extras.requirements("both")] == ["here", "absent", "old"]
+    assert [one.name for one in extras.requirements()] == ["numpy"]
+
+
+def test_the_line_names_what_is_missing_too_old_or_without_its_own_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "pip install 'here[more]>=1' 'absent<3,>=2' 'old>=2'"
+    assert extras.install_line("both") == line
+    for name in ("inside", "absent"):
+        monkeypatch.setitem(VERSIONS, name, "2.0")
+    assert extras.install_line("both") == "pip install 'old>=2'"
+    monkeypatch.setitem(VERSIONS, "old", "2.0")
+    assert extras.install_line("both") == line, (
+        "nothing seems to be missing, and yet it was asked for"
+    )
+
+
+def test_an_extra_that_the_installed_package_does_not_know() -> None:
+    assert extras.install_line("newer") == "pip install -e '.[newer]' (in a clone of fleetfoot)"
+    assert extras.installed(Requirement("nothing-like-this")) is None
