@@ -10,17 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleetfoot import UserError, api, deploy, train
+from fleetfoot import UserError, api, deploy
 from fleetfoot.play import watch
 from fleetfoot.play.watch import Watcher, column
-from support.trust_recipes import tiny
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("watch") / "run"
-    train(tiny(), folder)
-    return folder
 
 
 def contents(folder: Path) -> dict[str, str]:
