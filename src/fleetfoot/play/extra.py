@@ -25,6 +25,8 @@ def start_viser(label: str) -> Any:
     viser = viser_module()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints an address that is not ours
         server = viser.ViserServer("127.0.0.1", 0, label=label, verbose=False)
+    # Any browser may ask for a tunnel through viser's host; ours stays on this computer.
+    server.request_share_url = lambda verbose=True: None
     server.gui.configure_theme(show_logo=False, show_share_button=False, brand_color=(30, 136, 229))
     return server
 
