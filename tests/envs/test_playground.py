@@ -41,7 +41,7 @@ def _quick_to_compile(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    before = {name: getattr(jax.config, name) for name in quick}
+    before = {name: getattr(jax.config, name, False) for name in quick}
     for settings in (quick, before):
         for name, value in settings.items():
             jax.config.update(name, value)
