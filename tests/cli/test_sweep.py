@@ -70,7 +70,7 @@ def test_a_grid_killed_twice_has_the_table_of_one_that_was_not(
 
 def test_compare_reads_a_study_and_groups_by_what_was_swept(capsys: Capsys) -> None:
     pytest.importorskip("rliable")
-    args = ("--over", "agent.tau=0.05,0.1", "--over", "explorer=NoiseLadderConfig,GreedyConfig")
+    args = ("--over", "agent.tau=0.05,0.1", "--over", "agent.critic_net=MLPConfig,SimNormMLPConfig")
     assert call(capsys, "sweep", RECIPE, *args, "--seeds", "2", "--folder", "s")[0] == 0
     code, out, _ = call(capsys, "compare", "s", "--reps", "100")
     assert code == 0
@@ -79,9 +79,9 @@ def test_compare_reads_a_study_and_groups_by_what_was_swept(capsys: Capsys) -> N
     ]
     name = tiny().name
     assert groups == [
-        f"{name}, agent.tau={tau}, explorer={explorer}"
+        f"{name}, agent.tau={tau}, agent.critic_net={net}"
         for tau in ("0.05", "0.1")
-        for explorer in ("GreedyConfig", "NoiseLadderConfig")
+        for net in ("MLPConfig", "SimNormMLPConfig")
     ]
     assert "note: left out" not in out
 
