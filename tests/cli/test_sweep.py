@@ -161,7 +161,7 @@ def test_a_study_of_something_else_is_refused(capsys: Capsys) -> None:
     more = ("--search", "optuna")
     assert "another --over or --search" in refusal(capsys, "sweep", RECIPE, *args, *more)
     assert "has 1 seeds" in refusal(capsys, "sweep", RECIPE, *args, "--seeds", "2")
-    code, _, err = call(capsys, "sweep", RECIPE, *args, "--metric", "eval/retrun")
+    code, _, err = call(capsys, "sweep", RECIPE, *args, "--metric", "eval/returns")
     assert (code, "Did you mean eval/return" in err) == (2, True)
 
 
