@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,7 @@ def test_jobs_are_for_seeds_that_cannot_be_batched(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fleetfoot.study.seeds.Runner", lambda *args: runner.Runner(*args, launcher=InProcess())
+        "fleetfoot.study.seeds.Runner", partial(runner.Runner, launcher=InProcess())
     )
     prioritised = ("--replay.sampler", "ProportionalConfig", "--jobs", "2")
     before = InProcess.started
