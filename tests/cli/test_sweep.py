@@ -141,6 +141,12 @@ def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:
         (["sweep", RECIPE, "--over", "gamma=1", "--folder", "full"], "exists and is no study"),
         (["sweep", "nothing/here", "--over", "gamma=1", "--folder", "new"], "there is no recipe"),
         (["sweep", "--folder", "damaged"], "cannot be read"),
+        (
+            ["sweep", RECIPE, "--over", "gamma=1 --seed 3", "--folder", "new"],
+            "cannot be '1 --seed 3'",
+        ),
+        (["sweep", RECIPE, "--over", "gamma='", "--folder", "new"], "--over gamma cannot be"),
+        (["sweep", "ppo/pendulum", "--over", "batch_size=8,16", "--folder", "new"], "--batch-size"),
         (["train", RECIPE, "--jobs", "2"], "--jobs is for several --seeds"),
         (["train", RECIPE, "--jobs", "-2", "--seeds", "2"], "--jobs must be 0 or more"),
     ],

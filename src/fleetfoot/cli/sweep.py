@@ -22,7 +22,7 @@ from fleetfoot.errors import Notice, UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, from_stored
 from fleetfoot.study import space
-from fleetfoot.study.folder import Study, is_study
+from fleetfoot.study.folder import Study, check_no_cluster, is_study
 from fleetfoot.study.launch import Launcher, Locally, OnRay
 from fleetfoot.study.runner import default_workers, workers_in_memory
 from fleetfoot.study.search import Goal, Search
@@ -109,7 +109,8 @@ class Made:
 
     def point(self, settings: dict[str, str]) -> Recipe:
         words = [word for path, value in settings.items() for word in self.words(path, value)]
-        recipe, _ = parse_recipe(self.base, Nothing, words, "fleetfoot sweep")
+        fixed = self.base.derived_fields()
+        recipe, _ = parse_recipe(self.base, Nothing, words, "fleetfoot sweep", fixed)
         recipe.check()
         return recipe  # type: ignore[no-any-return]
 
@@ -117,7 +118,7 @@ class Made:
         """A value as it would stand on the command line."""
         name = path.replace("_", "-")
         if dict(flags_of(self.base)).get(f"--{name}") is not bool:
-            return [f"--{name}", *shlex.split(value)]
+            return [f"--{name}", *split(path, value)]
         if value.lower() not in ("true", "false"):
             raise UserError(f"--over {path} is true or false, not {value!r:.80}.")
         before, _, last = name.rpartition(".")
@@ -130,6 +131,17 @@ class Made:
         return frozenset(path for path in paths if hints.get(f"--{path.replace('_', '-')}") is int)
 
 
+def split(path: str, value: str) -> list[str]:
+    """The words of a value. An option among them would change something that nobody sees to be swept."""
+    try:
+        words = shlex.split(value)
+    except ValueError:
+        words = ["--"]
+    if any(word.startswith("--") for word in words):
+        raise UserError(f"--over {path} cannot be {value!r:.80}.")
+    return words
+
+
 def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Where]:
     """A new study, or one whose command is given again, perhaps with more values or trials."""
     start = find_recipe(name)
@@ -137,6 +149,7 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot sweep {name}", fixed)
     if options.folder is None:
         raise UserError("where to? Give the study a --folder.")
+    check_no_cluster(recipe)
     axes = space.axes_of(options.over)
     check_once(args, axes)
     if options.trials < 1:
