@@ -181,7 +181,7 @@ def test_what_no_search_wrote_is_refused() -> None:
 
 
 def searching_metric() -> str:
-    search = searching(Path("m"), trials=1, metric="eval/retrun")
+    search = searching(Path("m"), trials=1, metric="eval/returns")
     job = search.next()
     assert job is not None
     write_log(job.runs[0], [1.0])
