@@ -45,7 +45,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/codespell
 
 docs: $(VENV)/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python docs/site/check.py build/site
 
 package: $(VENV)/.installed-dev

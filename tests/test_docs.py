@@ -127,6 +127,14 @@ def test_install_lines_need_no_index() -> None:
     assert [str(path) for path in files if wrong.search(path.read_text())] == []
 
 
+def test_extras_that_messages_name_are_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"install_line\([\"'](\w+)[\"']\)", text))
+    assert len(named) > 8
+    assert named <= set(project["optional-dependencies"])
+
+
 def test_the_architecture_page_names_every_room() -> None:
     """Its layout has one entry for each module and folder of the package, and no other."""
     page = (ROOT / "docs/architecture.md").read_text()

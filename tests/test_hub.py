@@ -164,7 +164,7 @@ def test_without_a_token_a_server_or_the_library(
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     assert "Hugging Face, lab/x: " in refusal(capsys, "pull", "lab/x")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "pip install 'fleetfoot[hub]'" in refusal(capsys, "pull", "lab/x")
+    assert "push and pull need huggingface_hub: pip install " in refusal(capsys, "pull", "lab/x")
 
 
 def test_a_run_without_an_evaluation_has_nothing_to_push(

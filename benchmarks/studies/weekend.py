@@ -15,6 +15,7 @@ from typing import Any
 from fleetfoot import checkpoint
 from fleetfoot.errors import UserError
 from fleetfoot.log import curve
+from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.run.folder import has_checkpoint, read_recipe
 
@@ -124,7 +125,11 @@ def summary(
         state = checkpoint.load(folder, with_replay=False).state
         found |= {"vec_steps": state["vec_steps"], "updates": state["updates"]}
         found["updates_due"] = read_recipe(folder).pace.updates_after(state["vec_steps"])
-        steps = [line["vec_steps"] for line in read_lines(folder / "metrics.jsonl")]
+        # Evaluators of their own report later than the learner has logged.
+        lines_of_learner = [
+            line for line in read_lines(folder / "metrics.jsonl") if EVAL_RETURN not in line
+        ]
+        steps = [line["vec_steps"] for line in lines_of_learner]
         found["log_in_order"] = steps == sorted(set(steps))
         points = curve(folder)
         if points:

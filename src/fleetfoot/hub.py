@@ -121,7 +121,6 @@ def card(hub: Any, folder: Path, repo: str) -> str:
 A policy for `{recipe.name}`, trained with fleetfoot {library()}. Mean return of its best evaluation: {score:,.1f}
 ({recipe.evaluation.episodes} episodes, seed {recipe.seed}).
 
-    pip install 'fleetfoot[hub]'
     fleetfoot pull {repo} --folder {repo.partition("/")[2]}
     fleetfoot evaluate {repo.partition("/")[2]}
     fleetfoot record {repo.partition("/")[2]}

@@ -463,6 +463,7 @@ def test_recipes_of_robots_learn_as_much_as_published() -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.slow  # twice as long as any other; what an update does is compared with an oracle above
 def test_learns_the_pendulum(tmp_path: Path) -> None:
     recipe = replace(recipes.get("flash_sac/pendulum"), threads=1, device="cpu")
     assert train_until(recipe, tmp_path / "run", -200.0).best_return >= -200.0

@@ -20,7 +20,7 @@ from support.trust_recipes import tiny
 @pytest.fixture
 def session() -> Iterator[RobotSession]:
     needs_chromium()
-    pytest.importorskip("viser", reason="needs viser: pip install fleetfoot[play]")
+    pytest.importorskip("viser", reason="needs viser, of the extra play")
     made = open_session(open_source([]), port=0)
     assert isinstance(made, RobotSession)
     yield made

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("viser", reason="needs viser: pip install fleetfoot[play]")
+pytest.importorskip("viser", reason="needs viser, of the extra play")
 
 from PIL import Image
 
-from fleetfoot import deploy, train
+from fleetfoot import deploy
 from fleetfoot.envs.atari import AtariConfig
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.envs.vec_env import EnvConfig
@@ -22,14 +22,6 @@ from fleetfoot.play.environment import RANDOM, YOU, EnvironmentSession
 from fleetfoot.play.keys import keys_of, pressed_action
 from fleetfoot.play.source import open_source
 from support.tabs import wait_until
-from support.trust_recipes import tiny
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("play") / "run"
-    train(tiny(), folder)
-    return folder
 
 
 @pytest.fixture

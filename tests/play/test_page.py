@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("viser", reason="needs viser: pip install fleetfoot[play]")
+pytest.importorskip("viser", reason="needs viser, of the extra play")
 
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect

@@ -8,19 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetfoot import UserError, deploy, recipes, train
+from fleetfoot import UserError, deploy, recipes
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.play.page import bind
 from fleetfoot.play.source import SHIPPED, check_same, open_source
 from support.command import refusal
-from support.trust_recipes import tiny
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("play") / "run"
-    train(tiny(), folder)
-    return folder
 
 
 def test_the_shipped_policy_is_small_and_names_a_recipe_of_ours() -> None:
@@ -76,9 +68,11 @@ def test_wrong_input_is_one_line(
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     text = tmp_path / "policy.onnx"
     text.write_text("no graph")
+    empty = tmp_path / "empty"
+    empty.mkdir()
     said = {
         "does not exist": ["play", str(tmp_path / "nothing")],
-        "no run and no exported policy": ["play", str(tmp_path)],
+        "no run and no exported policy": ["play", str(empty)],
         "no ONNX file": ["play", str(text)],
         "no screen": ["play", "--viewer", "native"],
         "no model": ["play", "--model", "nothing.xml"],
@@ -86,7 +80,7 @@ def test_wrong_input_is_one_line(
         "cannot listen": ["play", "--host", "203.0.113.7", "--port", "0"],
         "which run?": ["watch"],
         "no run folder": ["watch", str(tmp_path / "nothing")],
-        "no recipe.json": ["watch", str(tmp_path)],
+        "no recipe.json": ["watch", str(empty)],
     }
     for words, args in said.items():
         assert words in refusal(capsys, *args), args

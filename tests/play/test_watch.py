@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleetfoot import UserError, api, deploy, train
+from fleetfoot import UserError, api, deploy, export_run
 from fleetfoot.play import watch
 from fleetfoot.play.watch import Watcher, column
-from support.trust_recipes import tiny
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("watch") / "run"
-    train(tiny(), folder)
-    return folder
+class Quick(Watcher):
+    """Exports in this process, which saves the start of another."""
+
+    def export(self, out: Path) -> None:
+        export_run(self.folder, out, which="last", draw=True)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -35,7 +34,7 @@ def test_the_newest_policy_and_then_the_next(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     before = contents(folder)
-    watcher = Watcher(folder)
+    watcher = Quick(folder)
     policy = watcher.newest()
     assert policy is not None
     assert watcher.step == 20
@@ -58,7 +57,7 @@ def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
     weights = next(newest.glob("*.safetensors"))
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    watcher = Watcher(folder)
+    watcher = Quick(folder)
     assert watcher.newest() is None
     assert watcher.problem
     assert "\n" not in watcher.problem
@@ -80,8 +79,18 @@ def test_it_waits_for_the_first_checkpoint(
         hidden.rename(folder / "checkpoints")
 
     monkeypatch.setattr(watch.time, "sleep", later)
-    assert isinstance(Watcher(folder).wait(said.append), deploy.Policy)
+    assert isinstance(Quick(folder).wait(said.append), deploy.Policy)
     assert said == [f"waiting for {folder}: it has no checkpoint yet"]
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_exports(run: Path, tmp_path: Path) -> None:
+    watcher = Watcher(run)
+    assert isinstance(watcher.newest(), deploy.Policy)
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        Watcher(tmp_path / "run").export(tmp_path / "out")
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

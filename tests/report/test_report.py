@@ -369,7 +369,7 @@ def test_without_the_extra_the_line_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     out = str(tmp_path / "a.html")
-    assert "pip install 'fleetfoot[report]'" in refusal(
+    assert "reports need plotly: pip install " in refusal(
         capsys, "report", str(runs), "--out", out, "--reps", "200"
     )
 

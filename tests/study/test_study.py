@@ -13,21 +13,27 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rich.console
 
+from fleetfoot import api, recipes
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.folder import folder_lock, write_recipe
-from fleetfoot.study import open_study, read_study, run_study, worker
+from fleetfoot.replay.samplers import ProportionalConfig
+from fleetfoot.run.estimate import estimate
+from fleetfoot.run.folder import folder_lock
+from fleetfoot.study import open_study, read_study, run_study, runner, seeds, worker
 from fleetfoot.study.folder import Study
+from fleetfoot.study.jobs import Listed
+from fleetfoot.study.launch import OnRay
 from fleetfoot.study.progress import Progress
-from fleetfoot.study.runner import Runner, default_workers
+from fleetfoot.study.runner import Runner, default_workers, workers_in_memory
 from fleetfoot.study.worker import train
-from support.runs import small
-
-LINE = {"vec_steps": 0}
+from fleetfoot.topologies.multi_seed.seeds import make_folders
+from support.runs import agent_state, assert_same, small
+from support.trust_recipes import tiny
 
 
 def make(folder: Path, seeds: int = 2, **steps: int) -> Study:
@@ -35,8 +41,12 @@ def make(folder: Path, seeds: int = 2, **steps: int) -> Study:
     return open_study(folder, points, seeds)
 
 
-def quiet(study: Study) -> Progress:
-    return Progress(study, console=rich.console.Console(file=io.StringIO()))
+def stubbed_runner(study: Study, workers: int, code: str, launcher: Any = None) -> Runner:
+    """All jobs of a study, with a stub for a worker."""
+    plan = Listed(study.jobs())
+    progress = Progress(plan, console=rich.console.Console(file=io.StringIO()))
+    options = {} if launcher is None else {"launcher": launcher}
+    return Runner(plan, workers, progress, study.folder / "logs", (), stub(code), **options)
 
 
 def pretend(study: Study, name: str, vec_steps: int, seed: int = 0) -> None:
@@ -49,12 +59,9 @@ def pretend(study: Study, name: str, vec_steps: int, seed: int = 0) -> None:
 
 
 def stub(code: str) -> tuple[str, ...]:
-    """A worker without torch. It is given the folder and the name as sys.argv[1:]."""
-    return (
-        sys.executable,
-        "-c",
-        f"import sys, os, time, pathlib\nfolder, name = sys.argv[1:]\n{code}",
-    )
+    """A worker without torch. It is given the folder of its job, STUDY/runs/NAME."""
+    start = "place = pathlib.Path(sys.argv[1]); folder, name = str(place.parents[1]), place.name"
+    return (sys.executable, "-c", f"import sys, os, time, pathlib\n{start}\n{code}")
 
 
 def test_a_study_is_read_back_and_grows(tmp_path: Path) -> None:
@@ -81,6 +88,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "holds no study"),
         ('{"points": {"a": 3}, "seeds": 1}', "no rec"),
+        ('{"points": {"../a": {}}, "seeds": 1}', "cannot be the name of a configuration"),
+        ('{"points": {}, "seeds": -1}', "it has -1 seeds"),
+        ('{"points": {}, "seeds": 1, "settings": [3]}', "cannot be read"),
+        ('{"points": {}, "seeds": 1, "sweep": 3}', "cannot be read"),
     ):
         (tmp_path / "s/study.json").write_text(text)
         with pytest.raises(UserError, match=says):
@@ -93,15 +104,17 @@ def test_the_time_left_is_that_of_the_work_left(tmp_path: Path) -> None:
     study = make(tmp_path, a=100, b=300)
     now = [0.0]
     out = io.StringIO()
-    progress = Progress(study, console=rich.console.Console(file=out), clock=lambda: now[0])
-    assert study.work("b") > 3 * study.work("a")  # warm-up makes no updates
+    plan = Listed(study.jobs())
+    a, b = plan.jobs
+    progress = Progress(plan, console=rich.console.Console(file=out), clock=lambda: now[0])
+    assert b.work() > 3 * a.work()  # warm-up makes no updates
     for seed in (0, 1):
         pretend(study, "a", 50, seed)
     progress.show(["a"])  # too early to look
     assert out.getvalue() == ""
     now[0] = 60.0
     progress.show(["a"])
-    share = 0.5 * study.work("a") / (study.work("a") + study.work("b"))
+    share = 0.5 * a.work() / (a.work() + b.work())
     left = 60 * (1 - share) / share
     minutes = f"{int(left // 3600)}:{int(left % 3600 // 60):02}:"
     assert out.getvalue().startswith(f"0 of 2 configurations | {share:.0%} | {minutes}")
@@ -110,8 +123,6 @@ def test_the_time_left_is_that_of_the_work_left(tmp_path: Path) -> None:
 
 def test_a_study_on_cores_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-
-    from fleetfoot.study import runner
 
     monkeypatch.setattr(runner, "usable_cores", lambda: 8)
     recipes: list[Recipe] = [small(threads=3), small(threads=2)]
@@ -129,8 +140,7 @@ with log.open("a") as file: file.write(f"+{name}")
 time.sleep(0.3)
 with log.open("a") as file: file.write(f"-{name}")
 """
-    runner = Runner(study, 2, quiet(study), stub(code))
-    assert runner.run()
+    assert stubbed_runner(study, 2, code).run()
     order = (tmp_path / "order").read_text()
     assert sorted(order.replace("+", "").replace("-", "")) == sorted("aabbccdd")
     starts = [order[place + 1] for place, sign in enumerate(order) if sign == "+"]
@@ -145,17 +155,17 @@ with log.open("a") as file: file.write(f"-{name}")
 def test_one_failure_does_not_stop_the_others_and_is_told(tmp_path: Path) -> None:
     study = make(tmp_path, a=10, b=20, c=30)
     code = "if name == 'a': print('fleetfoot: the loss became NaN.', file=sys.stderr); sys.exit(2)"
-    runner = Runner(study, 1, quiet(study), stub(code))
+    stubbed = stubbed_runner(study, 1, code)
     with pytest.raises(UserError, match=r"^a failed: the loss became NaN\. Its log is .*a\.log\.$"):
-        runner.run()
-    assert runner.worked == 2
+        stubbed.run()
+    assert stubbed.worked == 2
 
 
 def test_where_nothing_works_the_rest_is_not_tried(tmp_path: Path) -> None:
     study = make(tmp_path, a=10, b=20, c=30)
-    runner = Runner(study, 1, quiet(study), stub("open(folder + '/' + name, 'w'); sys.exit(2)"))
+    stubbed = stubbed_runner(study, 1, "open(folder + '/' + name, 'w'); sys.exit(2)")
     with pytest.raises(UserError, match=r"^c failed: exit code 2"):
-        runner.run()
+        stubbed.run()
     assert not (tmp_path / "a").exists()
 
 
@@ -168,7 +178,7 @@ signal.signal(signal.SIGTERM, save)
 open(folder + '/ready', 'a')
 time.sleep(60)
 """
-    runner = Runner(study, 1, quiet(study), stub(code))
+    stubbed = stubbed_runner(study, 1, code)
 
     def interrupt() -> None:
         while not (tmp_path / "ready").exists():
@@ -176,7 +186,7 @@ time.sleep(60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    assert not runner.run()  # stopped, not failed
+    assert not stubbed.run()  # stopped, not failed
     assert (tmp_path / "saved").read_text() == "b"
 
 
@@ -197,30 +207,49 @@ def test_a_worker_stops_when_the_study_is_gone(tmp_path: Path) -> None:
         assert worker.wait(30) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_a_configuration_is_begun_continued_and_left_alone(seeds: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_configuration_is_begun_continued_and_left_alone(count: int, tmp_path: Path) -> None:
     recipe = small("sac/pendulum", total_vec_steps=30)
-    study = open_study(tmp_path, {"a": recipe}, seeds)
-    for folder in study.seed_folders("a")[: 1 if seeds == 1 else 0]:
-        folder.mkdir(parents=True)  # killed before its recipe was written
-        (folder / ".lock").touch()
-    assert (study.finished("a"), study.done("a")) == (False, 0.0)
-    results = train(study, "a")
-    assert [result.finished for result in results] == [True] * seeds
-    assert (study.finished("a"), study.done("a")) == (True, 1.0)
-    assert train(study, "a") == []
+    study = open_study(tmp_path, {"a": recipe}, count)
+    (job,) = study.jobs()
+    assert (job.finished(), job.done()) == (False, 0.0)
+    results = train(job.folder)
+    assert [result.finished for result in results] == [True] * count
+    assert (job.finished(), job.done()) == (True, 1.0)
+    assert train(job.folder) == []
+    assert Listed(study.jobs()).next() is None
+
+
+def test_seeds_that_cannot_be_batched_have_a_process_each(tmp_path: Path) -> None:
+    """And learn what they learn alone."""
+    recipe = tiny(replay=replace(tiny().replay, sampler=ProportionalConfig()))  # type: ignore[type-var]
+    study = open_study(tmp_path / "s", {"a": recipe}, 2)
+    jobs = study.jobs()
+    assert [job.name for job in jobs] == ["a-seed-0", "a-seed-1"]
+    for job in jobs:
+        train(job.folder)
+    api.train(replace(recipe, seed=1), tmp_path / "alone")
+    assert_same(agent_state(study.seed_folders("a")[1]), agent_state(tmp_path / "alone"))
+
+
+def test_a_best_checkpoint_without_a_last_one_begins_anew(tmp_path: Path) -> None:
+    study = open_study(tmp_path, {"a": tiny()}, 1)
+    (job,) = study.jobs()
+    train(job.folder)
+    before = agent_state(job.runs[0])
+    (job.runs[0] / "checkpoints/last.json").unlink()
+    assert not job.finished()
+    train(job.folder)
+    assert_same(agent_state(job.runs[0]), before)
 
 
 def test_a_worker_waits_for_one_that_is_still_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = make(tmp_path, a=10)
-    for folder in study.seed_folders("a"):
-        folder.mkdir(parents=True)
-        write_recipe(folder, study.points["a"])
+    runs = make_folders(tmp_path / "a", tiny(), (0, 1))
     waits: list[float] = []
     with ExitStack() as lock:
-        lock.enter_context(folder_lock(study.seed_folders("a")[1]))
+        lock.enter_context(folder_lock(runs[1]))
 
         def sleep(seconds: float) -> None:
             waits.append(seconds)
@@ -228,10 +257,63 @@ def test_a_worker_waits_for_one_that_is_still_saving(
                 lock.close()  # now it has saved
 
         monkeypatch.setattr("time.sleep", sleep)
-        worker.wait_for_predecessor(study, "a")
+        worker.wait_for_predecessor(runs)
     assert len(waits) == 3
-    with (
-        folder_lock(study.seed_folders("a")[0]),
-        pytest.raises(UserError, match="another process is training"),
-    ):
-        worker.wait_for_predecessor(study, "a")
+    with folder_lock(runs[0]), pytest.raises(UserError, match="another process is training"):
+        worker.wait_for_predecessor(runs)
+
+
+def test_modules_that_nobody_named_are_not_imported(tmp_path: Path) -> None:
+    open_study(tmp_path, {"a": tiny()}, 1, imports=["nowhere_to_be_found"])
+    with pytest.raises(UserError, match="--import nowhere_to_be_found"):
+        run_study(read_study(tmp_path))
+
+
+def test_processes_are_as_many_as_memory_is_enough_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = runner.PROCESS_BYTES + 2 * estimate(tiny()).replay_bytes
+    for free, wanted in ((5 * need, 4), (need / 2, 1), (1.2 * need, 1)):
+        monkeypatch.setattr(runner, "free_bytes", lambda device, free=free: free)
+        assert workers_in_memory(tiny(), 2) == wanted
+
+
+def test_which_seeds_want_processes() -> None:
+    assert not seeds.wants_processes(tiny())
+    assert seeds.wants_processes(
+        tiny(replay=replace(tiny().replay, sampler=ProportionalConfig()))  # type: ignore[type-var]
+    )
+
+
+def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds, "usable_cores", lambda: 8)
+    assert seeds.threads_of(tiny(threads=0), 3).threads == 2
+    assert seeds.threads_of(tiny(threads=0), 30).threads == 1
+    assert seeds.threads_of(tiny(threads=5), 3).threads == 5
+
+
+def test_a_run_that_joins_a_cluster_is_refused(tmp_path: Path) -> None:
+    recipe = recipes.get("apex_dqn/cartpole")
+    topology: Any = recipe.topology
+    joined = replace(recipe, topology=replace(topology, ray=replace(topology.ray, address="auto")))
+    with pytest.raises(UserError, match="joins no Ray cluster"):
+        open_study(tmp_path, {"a": joined}, 1)
+
+
+@pytest.mark.slow
+def test_on_a_cluster(ray: Any, tmp_path: Path) -> None:
+    """The same processes, beside actors: they end, fail, and are told to stop."""
+    study = make(tmp_path, a=10, b=20)
+    launcher = OnRay(ray, cpus=1, gpus=0)
+    code = "print('hello', os.getcwd()); sys.exit(2 * (name == 'a'))"
+    stubbed = stubbed_runner(study, 2, code, launcher)
+    with pytest.raises(UserError, match="a failed: hello"):
+        stubbed.run()
+    assert stubbed.worked == 1
+    process = launcher.start(
+        (*stub("time.sleep(60)"), str(tmp_path / "runs/a")), tmp_path / "x.log"
+    )
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait() == -signal.SIGTERM
+    lost = launcher.start((*stub("time.sleep(60)"), str(tmp_path / "runs/a")), tmp_path / "x.log")
+    ray.kill(lost.host)
+    assert lost.wait() != 0

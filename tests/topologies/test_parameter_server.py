@@ -32,7 +32,8 @@ from fleetfoot.topologies.gorila.bundle import (
     total_updates,
 )
 from fleetfoot.topologies.gorila.loop import gradient_metrics
-from fleetfoot.topologies.gorila.replica import Outliers, flatten
+from fleetfoot.topologies.gorila.ray_server import RayServer
+from fleetfoot.topologies.gorila.replica import Outliers, ServerLost, flatten
 from fleetfoot.topologies.gorila.server import (
     NO_VERSION,
     GradientStats,
@@ -442,3 +443,23 @@ def test_what_a_server_cannot_teach_is_refused_in_one_line(why: str, recipe: Rec
 
 def test_shard_slices_of_two_parameters() -> None:
     assert shard_slices([4, 2], 2) == [ShardSlice(0, 3, [3]), ShardSlice(3, 6, [1, 2])]
+
+
+def test_a_shard_that_is_lost_while_its_state_is_loaded_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = RayServer.__new__(RayServer)
+    loaded: list[int] = []
+
+    def load(state: object, generation: int) -> None:
+        loaded.append(generation)
+        if len(loaded) == 1:
+            raise ServerLost
+
+    def restore() -> None:
+        server.generation += 1
+
+    monkeypatch.setattr(server, "load_state_dict", load)
+    monkeypatch.setattr(server, "restore", restore)
+    server.resume([{}], 3)
+    assert loaded == [3, 4]

@@ -267,7 +267,7 @@ def test_ctrl_c_under_torchrun_saves_once(tmp_path: Path) -> None:
     saved = checkpoint.load(tmp_path / "run", with_replay=False).step
     launcher.send_signal(signal.SIGINT)
     try:
-        out, err = launcher.communicate(timeout=60)
+        out, err = launcher.communicate(timeout=180)
     finally:
         launcher.kill()
     assert out.count("interrupted and saved; to continue") == 1, err

@@ -309,6 +309,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.slow  # DDPG solves it in the suite, and in lockstep the weights are those of one loop
 def test_pql_solves_the_pendulum(tmp_path: Path) -> None:
     recipe = replace(
         recipes.get("pql/pendulum"),

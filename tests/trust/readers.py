@@ -12,15 +12,22 @@ from typing import Any
 import torch
 
 from fleetfoot import api, checkpoint, deploy, report, train
+from fleetfoot.cli.sweep import GoOn, stored
 from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.compare import runs as compared
+from fleetfoot.config import dumps, to_json
 from fleetfoot.log import curve
 from fleetfoot.play.source import SHIPPED
+from fleetfoot.recipes import file
+from fleetfoot.run.folder import write_recipe
+from fleetfoot.run.provenance import read_provenance
 from fleetfoot.scale import analysis
 from fleetfoot.scale.report import write_tables
 from fleetfoot.scale.suggest import Laws
 from fleetfoot.scale.table import read_table
 from fleetfoot.study.folder import open_study, read_study
+from fleetfoot.study.search import Search
+from fleetfoot.study.table import write_table
 from support.planted_study import Planted, on_law
 from support.report_runs import add_film, write_provenance
 from support.runs import tensors
@@ -95,6 +102,44 @@ def make_study(folder: Path) -> None:
     read_table(folder).write(folder / "table.csv")
 
 
+def make_recipes(folder: Path) -> None:
+    """A whole recipe as JSON and as YAML, one that starts from another, and that of a run."""
+    folder.mkdir()
+    (folder / "whole.json").write_text(dumps(tiny()))
+    (folder / "whole.yaml").write_text(file.to_yaml(tiny()))
+    (folder / "partial.yaml").write_text("recipe: fast_td3/pendulum\nagent: {tau: 1e-2}\n")
+    write_recipe(folder, tiny())
+
+
+def read_recipes(folder: Path) -> None:
+    """What somebody wrote by hand has no digest, so that other numbers are just another recipe."""
+    for path in sorted(folder.iterdir()):
+        file.read_file(path)
+
+
+def origin(folder: Path) -> None:
+    """A damaged file counts as none."""
+    read_provenance(folder)
+
+
+def make_sweep(folder: Path) -> None:
+    make_study(folder)
+    sweep = {
+        "base": to_json(tiny()),
+        "over": ["gamma=0..1"],
+        "search": True,
+        "goal": {"metric": "eval/return", "minimize": False, "trials": 1, "prune": True},
+        "trials": {"a": ["complete", 0]},
+    }
+    open_study(folder, {}, 2, (), {"a": {"gamma": "0.5"}}, sweep)
+
+
+def read_sweep(folder: Path) -> bool:
+    made = stored(GoOn(folder=folder))
+    Search(made.study, made.axes, made.goal, made.point, made.whole())
+    return bool(write_table(made.study, made.goal.metric))
+
+
 def make_fit(folder: Path) -> None:
     """What `fleetfoot scale fit` writes."""
     planted = Planted(noise=0.02)
@@ -124,6 +169,9 @@ READERS = {
     "compare": Reader(make_run, plotted, "*.json*"),
     "report": Reader(make_filmed, reported, "**/*[nl4]"),  # .json, .jsonl, .mp4
     "study": Reader(make_study, lambda folder: bool(read_study(folder)), "study.json"),
+    "recipe file": Reader(make_recipes, read_recipes),
+    "sweep": Reader(make_sweep, read_sweep, "**/*.json*"),
+    "provenance": Reader(make_run, origin, "provenance.json"),
     "scale": Reader(make_study, lambda folder: bool(read_table(folder)), "**/*.json*"),
     "scale table": Reader(
         make_study, lambda folder: bool(read_table(folder / "table.csv")), "*.csv"

@@ -114,7 +114,7 @@ def test_a_hangup_that_nohup_ignores_is_ignored(tmp_path: Path) -> None:
 def test_a_simulator_that_hangs_in_its_thread_is_left_there(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     args = ("train", "support.trust_recipes:hanging_overlapped", "--folder", str(folder))
-    outcome = start(tmp_path, *args, "--env-timeout", "1").wait(30)
+    outcome = start(tmp_path, *args, "--env-timeout", "1").wait()
     outcome.assert_clean(2)
     assert "has not answered for 1 s; saved after 24 vec steps" in outcome.err.splitlines()[-1]
     assert checkpoint.load(folder).step == 24
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_a_run_whose_environment_hangs(recipe: str, tmp_path: Path) 
     child, folder = begin(tmp_path, recipe, vec_steps=24)
     time.sleep(0.2)  # in step 25 it hangs
     child.signal(signal.SIGINT)
-    outcome = child.wait(20)
+    outcome = child.wait()
     outcome.assert_clean(130)
     assert checkpoint.load(folder).step == 24
 
@@ -208,7 +208,7 @@ def test_signals_at_random(trial: int, tmp_path: Path) -> None:
     time.sleep(rng.uniform(0.0, 0.3))
     number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     child.signal(number, group=rng.random() < 0.5)
-    outcome = child.wait(30)
+    outcome = child.wait()
     outcome.assert_clean(130)
     assert has_checkpoint(folder)
     if recipe in ("endless", "asynchronous"):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fleetfoot import api
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.run_folder import take_run
-from fleetfoot.cli.train import finish, finish_seeds
+from fleetfoot.cli.train import check_jobs, finish, finish_seeds
 from fleetfoot.run import folder as folders
+from fleetfoot.study import seeds as in_processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,9 @@ class Options:
     """With --restart: also where last.json is lost and whole checkpoints are there."""
     video: bool = True
     """Film the best policy at the end."""
+    jobs: int = 1
+    """Seeds that cannot be batched are trained by this many processes at the same time; 0: as many as cores and memory
+    are enough for."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -41,6 +45,11 @@ def run(args: list[str], imports: list[str]) -> int:
         fixed = [f.name for f in dataclasses.fields(stored) if f.name not in folders.RESUMABLE]
     recipe, options = parse_recipe(stored, Options, rest, f"fleetfoot resume {folder}", fixed)
     restart = {"restart": options.restart, "delete_checkpoints": options.delete_checkpoints}
+    check_jobs(options.jobs, bool(seeds))
+    if seeds and options.jobs != 1 and in_processes.wants_processes(recipe):
+        done = in_processes.resume_seeds(folder, options.jobs, imports, recipe)
+        return finish_seeds(folder, done, imports)
     if seeds:
-        return finish_seeds(api.resume_seeds_as(folder, recipe, **restart), imports)
+        results = api.resume_seeds_as(folder, recipe, **restart)
+        return finish_seeds(folder, all(result.finished for result in results), imports)
     return finish(api.resume_as(folder, recipe, **restart), options.video, imports)

@@ -20,6 +20,7 @@ from fleetfoot.errors import UserError, one_line
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Result
 from fleetfoot.run.folder import has_checkpoint, read_recipe, seed_folders
+from fleetfoot.study import seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,10 @@ class Options:
     """Film the best policy at the end."""
     seeds: int = 1
     """Train this many seeds, starting at --seed, each in its own run folder: as one batched computation where the
-    recipe allows it, otherwise one after the other."""
+    recipe allows it, otherwise one after the other, or in --jobs processes."""
+    jobs: int = 1
+    """Seeds that cannot be batched are trained by this many processes at the same time; 0: as many as cores and memory
+    are enough for."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -49,9 +53,22 @@ def run(args: list[str], imports: list[str]) -> int:
     if options.dry_run:
         print(dry_run.describe(recipe, options.folder, options.seeds, options.video))
         return 0
+    check_jobs(options.jobs, options.seeds != 1)
+    if options.seeds > 1 and options.jobs != 1 and seeds.wants_processes(recipe):
+        place, done = seeds.train_seeds(recipe, options.seeds, options.folder, options.jobs, needed)
+        return finish_seeds(place, done, needed)
     if options.seeds != 1:
-        return finish_seeds(api.train_seeds(recipe, options.seeds, options.folder), needed)
+        results = api.train_seeds(recipe, options.seeds, options.folder)
+        done = all(result.finished for result in results)
+        return finish_seeds(results[0].folder.parent, done, needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
+
+
+def check_jobs(jobs: int, several: bool) -> None:
+    if jobs < 0:
+        raise UserError(f"--jobs must be 0 or more, not {jobs}.")
+    if jobs != 1 and not several:
+        raise UserError("--jobs is for several --seeds.")
 
 
 def check_either(args: Sequence[str], one: str, other: str) -> None:
@@ -79,9 +96,8 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
     return 0 if result.finished else INTERRUPTED
 
 
-def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
-    """Print the result of each seed, and of all together. Seeds that were finished before have no result now."""
-    place = results[0].folder.parent
+def finish_seeds(place: Path, done: bool, imports: Sequence[str]) -> int:
+    """Print the result of each seed, and of all together."""
     returns = []
     for folder in seed_folders(place):
         if not has_checkpoint(folder):
@@ -95,7 +111,7 @@ def finish_seeds(results: Sequence[Result], imports: Sequence[str]) -> int:
         returns.append(state["last_return"])
     if len(returns) > 1:
         print(f"mean of {len(returns)} seeds: last {sum(returns) / len(returns):,.1f}")
-    if all(result.finished for result in results):
+    if done:
         return 0
     print("interrupted and saved; to continue:")
     print("  " + command_line("resume", place, imports=imports))

@@ -163,8 +163,7 @@ class AtariEnv(HostEnv):
 
     def _buttons(self) -> list[str]:
         """What each action presses: NOOP, FIRE, UP, ..."""
-        names = _load("ale_py").Action
-        return [names(int(action)).name for action in self.envs.ale.get_action_set()]
+        return [action.name for action in self.envs.ale.get_action_set()]
 
     def reset(self) -> Obs:
         # Only the first reset plants the seeds: later ones go on in each console's own stream.

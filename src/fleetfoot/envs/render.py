@@ -146,7 +146,9 @@ def _renderer(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer
         os.environ.setdefault("PYOPENGL_PLATFORM", name)
     try:
         if name != "native":
-            mujoco.gl_context.GLContext = importlib.import_module(_MODULES[name]).GLContext
+            # Where it looks for OpenGL; the module has another place in some versions of MuJoCo.
+            place = sys.modules[mujoco.Renderer.__module__].gl_context
+            place.GLContext = importlib.import_module(_MODULES[name]).GLContext
         return mujoco.Renderer(model, height, width, max_geom=2000)
     except Exception as error:  # PyOpenGL raises many kinds
         raise UserError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from fleetfoot.play.scene import Scene
 from fleetfoot.play.simulation import Simulation
 
@@ -22,14 +24,12 @@ DELAYS = 5  # control steps
 class Controls:
     """The panel. Whatever it shows is read back from the simulation, which other hands move too."""
 
-    def __init__(
-        self, gui: Any, simulation: Simulation, scene: Scene, *, choosing: bool = True
-    ) -> None:
+    def __init__(self, gui: Any, simulation: Simulation, scene: Scene) -> None:
         self.gui, self.simulation, self.scene = gui, simulation, scene
+        self.random = np.random.default_rng(0)
         self.sliders: list[Any] = []
         self._shown: list[float] = []
-        if choosing:
-            self._policies()
+        self._policies()
         self._run()
         if simulation.about.commands:
             self._commands()
@@ -121,11 +121,10 @@ class Controls:
         elif name == "restart":
             sim.restart()
         elif name == "push":
-            angle = sim.robot.random.integers(len(DIRECTIONS))
-            self._push(list(DIRECTIONS)[angle])
+            self._push(str(self.random.choice(list(DIRECTIONS))))
 
     def refresh(self) -> None:
-        """Sliders follow the stick, keys and gamepads; the list follows what drives."""
+        """Sliders follow the stick, keys and gamepads."""
         command = [round(float(value), 2) for value in self.simulation.command]
         if command != self._shown and self.sliders:
             self._shown = command

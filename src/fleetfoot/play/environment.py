@@ -46,8 +46,7 @@ class EnvironmentSession:
         self.env = build_env(config.for_evaluation(), 1, seed, CPU)
         self.spec = self.env.spec
         self._check()
-        self.obs = self.env.reset()
-        self.picture = jpeg(self.env.render(0))
+        self.picture = b""
         self.random = np.random.default_rng(seed)
         self.paused, self.speed = False, 1.0
         self.score, self.scores, self.steps = 0.0, list[float](), 0
@@ -59,8 +58,12 @@ class EnvironmentSession:
             self.last = self.idle or 0
         self._single = self._restart = False
         self.failed: UserError | None = None
+        self.chosen: Any = None
+        self._more: Callable[[], None] = lambda: None
+        self._begin()
         self.server = start_viser(title)
-        self._more = extra(self.server.gui) if extra is not None else lambda: None
+        if extra is not None:
+            self._more = extra(self.server.gui)
         self._panel()
         config_of_page = {
             "kind": "image",
@@ -79,11 +82,20 @@ class EnvironmentSession:
                 picture=lambda: self.picture,
             )
         except BaseException:
+            self._closed.set()
             stop_viser(self.server)
             raise
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="environment", daemon=True)
+
+    def _begin(self) -> None:
+        """One thread does all with the environment: what draws is often bound to the thread that began it."""
+        self._closed, begun = threading.Event(), threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(begun,), name="environment", daemon=True
+        )
         self._thread.start()
+        begun.wait()
+        if self.failed is not None:
+            raise self.failed
 
     def _check(self) -> None:
         for name, policy in self.policies.items():
@@ -113,6 +125,12 @@ class EnvironmentSession:
             buttons.on_click(lambda event: self.press(str(event.target.value).lower()))
             speed = gui.add_dropdown("Speed", SPEEDS, initial_value="1")
             speed.on_update(lambda _: setattr(self, "speed", fraction(speed.value)))
+
+    def _refresh(self) -> None:
+        """The panel, once there is one."""
+        self._more()
+        if self.chosen is not None and self.chosen.value != self.current:
+            self.chosen.value = self.current
 
     def choose(self, name: str) -> None:
         if name in (*self.policies, RANDOM, YOU):
@@ -193,7 +211,18 @@ class EnvironmentSession:
         action[-1] += (UP in held) - (DOWN in held)
         return action
 
-    def _run(self) -> None:
+    def _run(self, begun: threading.Event) -> None:
+        try:
+            self.obs = self.env.reset()
+            self.picture = jpeg(self.env.render(0))
+        except UserError as error:
+            self.failed = error
+            self._closed.set()
+        begun.set()
+        self._play()
+        self.env.close()
+
+    def _play(self) -> None:
         due = drawn = time.monotonic()
         while not self._closed.is_set():
             try:
@@ -206,9 +235,7 @@ class EnvironmentSession:
                 now = time.monotonic()
                 if now >= drawn:
                     self.picture = jpeg(self.env.render(0))
-                    self._more()
-                    if self.chosen.value != self.current:
-                        self.chosen.value = self.current
+                    self._refresh()
                     drawn = now + 1.0 / FRAMES
             except UserError as error:  # an environment that fails stays as it is, and says why
                 self.failed, self.paused = error, True
@@ -232,7 +259,6 @@ class EnvironmentSession:
         self._thread.join(5.0)
         self.page.close()
         stop_viser(self.server)
-        self.env.close()
 
 
 def physical(about: deploy.About, obs: Obs) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What only `pip install fleetfoot[play]` brings, imported where it is needed."""
+"""What only the extra `play` brings, imported where it is needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 from fleetfoot.errors import UserError
+from fleetfoot.extras import install_line
 
 
 def viser_module() -> Any:
@@ -14,7 +15,7 @@ def viser_module() -> Any:
         import viser
     except ImportError as error:
         raise UserError(
-            f"the page needs packages that are not installed ({error}): pip install fleetfoot[play]"
+            f"the page needs packages that are not installed ({error}): {install_line('play')}"
         ) from None
     return viser
 
@@ -24,6 +25,8 @@ def start_viser(label: str) -> Any:
     viser = viser_module()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints an address that is not ours
         server = viser.ViserServer("127.0.0.1", 0, label=label, verbose=False)
+    # Any browser may ask for a tunnel through viser's host; ours stays on this computer.
+    server.request_share_url = lambda verbose=True: None
     server.gui.configure_theme(show_logo=False, show_share_button=False, brand_color=(30, 136, 229))
     return server
 

@@ -50,10 +50,10 @@ class History:
             self._rows.append((self._shown, *copies))
             del self._rows[:-KEPT]
 
-    def record(self, every: int = 1) -> Record | None:
-        """All rows, or every so many; None before the first two."""
+    def record(self, every: int = 1, last: int = KEPT) -> Record | None:
+        """The last rows, or every so many of them; None before the first two."""
         with self._lock:
-            rows = self._rows[::-1][::every][::-1]
+            rows = self._rows[: -last - 1 : -every][::-1]
         if len(rows) < 2:
             return None
         return Record(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))

@@ -202,8 +202,6 @@ def bind(host: str, port: int | None) -> socket.socket:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             return socket.create_server((host, number), family=family)
-        except OverflowError:
-            raise UserError(f"--port must be between 0 and 65535, not {port}.") from None
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise UserError(f"cannot listen on {host}: {error.strerror or error}.") from None

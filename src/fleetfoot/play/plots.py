@@ -48,8 +48,8 @@ class Plots:
 
 
 def tracking(record: Record) -> float:
-    """The mean of the last second by which the speed is missed (m/s)."""
-    return float(record.error[record.seconds > record.seconds[-1] - 1.0].mean())
+    """The mean by which the speed is missed (m/s)."""
+    return float(record.error.mean())
 
 
 def _plot(gui: Any, title: str, names: tuple[str, ...], height: int) -> Any:

@@ -22,6 +22,7 @@ from fleetfoot.play.simulation import Simulation
 FRAMES = 40.0  # pictures a second, at most the control rate
 REFRESH = 0.1  # seconds between two updates of the sliders
 PLOT = 0.25  # and of the plots
+SECOND = 50  # control steps that figures on the page are means of
 HINT = (
     "W S A D or arrows: go    Q E: turn    space: pause    .: step    R: restart    P: push    "
     "or a gamepad"
@@ -92,19 +93,19 @@ class RobotSession:
         """What the page shows ten times a second."""
         sim = self.simulation
         command, measured = sim.command, sim.robot.measured()
-        record = sim.history.record()
+        record = sim.history.record(last=SECOND)
         lines: list[tuple[str, str, str]] = [
             ("command", _numbers(command), "command"),
             ("measured", _numbers(measured[: len(command)]), "measured"),
         ]
         if record is not None:
             lines.append(("missed by", f"{tracking(record):.2f} m/s", ""))
-            reward = record.terms.sum(1)[-50:].mean() if record.terms.size else None
+            reward = record.terms.sum(1).mean() if record.terms.size else None
             if reward is not None:
                 lines.append(("reward", f"{reward:.2f} per s", ""))
         lines.append(("speed", f"{sim.speed * sim.real_time:.2f} x real time", ""))
         if sim.paused:
-            lines.append(("", "paused", "warn"))
+            lines.append(("", sim.problem or "paused", "warn"))
         return {
             "policy": sim.current,
             "lines": lines,

@@ -7,6 +7,7 @@ anew, as it would on a robot that was switched off and on.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from fleetfoot import deploy
 from fleetfoot.envs.robot import Robot
+from fleetfoot.errors import UserError
 from fleetfoot.play.baselines import RandomPolicy, ZeroPolicy
 from fleetfoot.play.history import History
 from fleetfoot.play.reward import RewardMeter
@@ -52,6 +54,8 @@ class Simulation:
         self.speed, self.paused, self.gets_up = 1.0, False, True
         self.steps = self.falls = self.restarts = 0
         self.real_time = 1.0  # share of the wall clock's pace that is reached
+        self.problem = ""  # why it holds
+        self.controller = deploy.Controller(first)
         self._single = self._leave = self._closed = False
         self._swap: deploy.Policy | None = None  # takes over at the next step
         self._wake = threading.Condition()
@@ -114,7 +118,7 @@ class Simulation:
     def _run(self) -> None:
         while not self._closed:
             with self.lock:
-                self._leave, self._swap = False, None
+                self._leave, self._swap, self.problem = False, None, ""
                 self.robot.begin()
                 if self.reward is not None:
                     self.reward.begin()
@@ -125,6 +129,12 @@ class Simulation:
                 deploy.drive(self.robot, self.controller, clock=self.robot.clock, wait=self._wait)
             except Left:
                 self.restarts += 1
+            except (
+                UserError
+            ) as error:  # of the policy: it stays as it is, and says why, until a restart
+                self.problem, self.paused = str(error), True
+                with contextlib.suppress(Left):
+                    self._hold()
 
     def _wait(self, seconds: float) -> None:
         """What `drive` does between two control steps."""

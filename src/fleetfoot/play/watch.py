@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfoot import deploy
-from fleetfoot.errors import UserError, one_line
+from fleetfoot.errors import UserError
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
 from fleetfoot.run.folder import has_checkpoint, is_run
@@ -74,17 +74,8 @@ class Watcher:
             return None
         with tempfile.TemporaryDirectory(prefix="fleetfoot-watch-") as scratch:
             out = Path(scratch) / "export"
-            words = [sys.executable, "-m", "fleetfoot", "export", str(self.folder)]
-            words += ["--which", "last", "--draw", "--out", str(out)]
-            for module in self.imports:
-                words += ["--import", module]
-            if nice := shutil.which("nice"):
-                words = [nice, "-n", "10", *words]
-            made = subprocess.run(words, capture_output=True, text=True, check=False)
-            if made.returncode:
-                self.problem = one_line(UserError((made.stderr.strip() or "export failed")[:300]))
-                return None
             try:
+                self.export(out)
                 policy = deploy.load(out)
             except UserError as error:
                 self.problem = str(error)
@@ -93,6 +84,19 @@ class Watcher:
         training = policy.about.raw["training"]
         self.step = int(training["vec_steps"])
         return policy
+
+    def export(self, out: Path) -> None:
+        """The newest checkpoint, into `out`, by a process that gives way to all others."""
+        words = [sys.executable, "-m", "fleetfoot", "export", str(self.folder)]
+        words += ["--which", "last", "--draw", "--out", str(out)]
+        for module in self.imports:
+            words += ["--import", module]
+        if nice := shutil.which("nice"):
+            words = [nice, "-n", "10", *words]
+        made = subprocess.run(words, capture_output=True, text=True, check=False)
+        if made.returncode:
+            said = made.stderr.strip().splitlines() or ["the export failed"]
+            raise UserError(said[-1].removeprefix("fleetfoot: ")[:300])
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)

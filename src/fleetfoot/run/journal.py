@@ -74,9 +74,7 @@ class Journal:
     # Vec steps and updates at the last save; both, because a free learner also learns between two vec steps.
     saved_at: tuple[int, int] = (-1, -1)
     compile_seconds: float = 0.0
-    evaluation_owed: bool = (
-        False  # the one after the last vec step was cut; who goes on makes it first
-    )
+    evaluation_owed: bool = False  # it was cut by a signal; whoever goes on makes it first
 
     def __post_init__(self) -> None:
         self.timer = StepTimer(self.device)

@@ -144,7 +144,9 @@ class Search:
             self._begin(name, self.search.ask(self.space))
             return
         self.jobs.append(job)
-        values = self._curve(job)
+        values = {
+            at: one for at, one in self._curve(job).items() if at < job.recipe.total_vec_steps
+        }
         value = self._value(job) if state == "complete" else None
         if value is not None and math.isnan(value):  # its log is gone
             state, value = "failed", None
@@ -221,7 +223,10 @@ class Search:
             if text not in axis.values:
                 raise ValueError(text)
             return text
-        return int(text) if axis.path in self.whole else float(text)
+        value = int(text) if axis.path in self.whole else float(text)
+        if not axis.low <= value <= axis.high:
+            raise ValueError(text)
+        return value
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,6 @@ cannot learn as one batched computation. The folders are those of `api.train_see
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,14 @@ from fleetfoot.errors import UserError
 from fleetfoot.explore import ActsInTwoHalves
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.estimate import estimate
-from fleetfoot.run.folder import folder_lock, new_folder, read_recipe, seed_folders
+from fleetfoot.run.folder import (
+    check_changes,
+    folder_lock,
+    new_folder,
+    read_recipe,
+    seed_folders,
+    write_recipe,
+)
 from fleetfoot.study.folder import check_no_cluster
 from fleetfoot.study.jobs import Job, Listed
 from fleetfoot.study.progress import Progress
@@ -51,14 +57,21 @@ def train_seeds(
     return place, resume_seeds(place, jobs, imports)
 
 
-def resume_seeds(place: Path, jobs: int, imports: Sequence[str]) -> bool:
-    """Go on with the seeds in a folder; False where the user stopped them. `jobs`: 0 is as many as fit."""
-    runs = [(run, read_recipe(run)) for run in seed_folders(place)]
-    plan = Listed([Job(run.name, recipe, (run,)) for run, recipe in runs])
-    if not plan.waiting:
-        raise UserError(f"all seeds in {place} are finished.")
-    recipes = [recipe for _, recipe in runs]
-    workers = jobs or min(default_workers(recipes), workers_in_memory(recipes[0], 1))
-    with ExitStack() as stack:
-        stack.enter_context(folder_lock(place))
+def resume_seeds(
+    place: Path, jobs: int, imports: Sequence[str], changed: Recipe | None = None
+) -> bool:
+    """Go on with the seeds in a folder; False where the user stopped them. `jobs`: 0 is as many as fit; `changed`: the
+    recipe of the first seed, changed in what may change."""
+    with folder_lock(place):
+        runs = [(run, read_recipe(run)) for run in seed_folders(place)]
+        if changed is not None:
+            check_changes(runs[0][1], changed)
+            runs = [(run, replace(changed, seed=before.seed)) for run, before in runs]
+            for run, recipe in runs:
+                write_recipe(run, recipe)
+        plan = Listed([Job(run.name, recipe, (run,)) for run, recipe in runs])
+        if not plan.waiting:
+            raise UserError(f"all seeds in {place} are finished.")
+        recipes = [recipe for _, recipe in runs]
+        workers = jobs or min(default_workers(recipes), workers_in_memory(recipes[0], 1))
         return Runner(plan, workers, Progress(plan, "seeds"), place / "logs", imports).run()

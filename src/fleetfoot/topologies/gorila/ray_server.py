@@ -109,9 +109,9 @@ class RayServer(Server):
         return self.saved
 
     def resume(self, state: list[dict[str, Any]], generation: int) -> None:
-        """Start from a state of an earlier process."""
+        """Start from a state of an earlier process. A shard may die meanwhile, like at any other time."""
         self.saved, self.generation = state, generation
-        self.load_state_dict(state, generation)
+        self.retry(lambda: self.load_state_dict(state, self.generation))
 
     def restore(self) -> None:
         """Replace lost shards and return all shards to the last saved state. Does nothing where no shard is lost:

@@ -201,12 +201,12 @@ class Coordinator:
                     ) from error
                 with self.lock:
                     self.schedule.drop_vec_step()
-                self._submit()
+                if not self.cfg.lockstep:
+                    self._submit()
                 self.transport.wait_until(self._idle)
                 self.settle()
-                if (
-                    not self.transport.all_here
-                ):  # the agent here has not learned what is to be saved
+                if not self.transport.all_here:
+                    # The agent here has not learned; what is saved must be finite.
                     self.agent.load_state_dict(self.state_dict(with_replay=False)["agent"])
                 raise
 

@@ -134,7 +134,7 @@ def cluster(
                     object_store_memory=int(cfg.object_store_gib * GIB),
                     **quiet,
                 )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # a server that died while it started is a bare Exception
         where = f"connect to Ray at {cfg.address}" if cfg.address else "start Ray"
         raise UserError(f"cannot {where}: {one_line(error)}") from error
     if not cfg.address:
