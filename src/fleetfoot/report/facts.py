@@ -123,8 +123,17 @@ def _command(entries: list[Any]) -> str:
         words = shlex.split(noted) if isinstance(noted, str) else []
     except ValueError:
         return ""
-    text = printable(shlex.join(words)).replace("\n", "?")
+    text = printable(shlex.join(_without_folder(words))).replace("\n", "?")
     return text if words[:1] == ["fleetfoot"] and len(text) < 4000 else ""
+
+
+def _without_folder(words: list[str]) -> list[str]:
+    """Without --folder: there is a run in that one."""
+    kept = [word for word in words if not word.startswith("--folder=")]
+    if "--folder" in kept:
+        place = kept.index("--folder")
+        del kept[place : place + 2]
+    return kept
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -135,6 +144,6 @@ def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(tree, list) and any(isinstance(value, (dict, list)) for value in tree):
         for number, value in enumerate(tree):
             yield from _flat(value, f"{path}.{number}")
-    elif tree is not None:
+    elif tree not in (None, "", []):
         text = " ".join(map(str, tree)) if isinstance(tree, list) else str(tree)
         yield printable(path)[:MOST_CHARACTERS], printable(text)[:MOST_CHARACTERS]

@@ -14,7 +14,7 @@ import importlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fleetfoot.checkpoint.version import library
 from fleetfoot.compare import Ask, Comparison, compare
 from fleetfoot.compare.comparison import AXES, TaskScale
 from fleetfoot.compare.groups import groups_of
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, nearest
 from fleetfoot.extras import install_line
 from fleetfoot.report import charts
 from fleetfoot.report.facts import Facts, Film, read_facts
@@ -84,13 +84,16 @@ def build(
     labels = groups_of([facts.run for facts in runs.values()], wish.ask.by)
     names = list(dict.fromkeys(labels))
     groups = {place: names.index(label) for place, label in enumerate(labels)}
+    if wish.ask.baseline and wish.ask.baseline not in names and not lenient:
+        known = f"{nearest(wish.ask.baseline, names)} The groups are {', '.join(names)}."
+        raise UserError(f"there is no group {wish.ask.baseline!r}.{known}")
     notes = unreadable + [note for facts in runs.values() for note in facts.notes]
     figures: list[dict[str, Any]] = []
     tasks = []
     for task in dict.fromkeys(facts.run.task for facts in runs.values()):
         members = {place: facts for place, facts in runs.items() if facts.run.task == task}
-        tasks.append(_task(task, members, groups, wish.ask, figures))
-    overall = _overall(runs, wish.ask, notes) if len(tasks) > 1 else None
+        tasks.append(_task(task, members, groups, _within(wish.ask, members, labels), figures))
+    overall = _overall(runs, groups, wish.ask, notes) if len(tasks) > 1 else None
     figures += _diagnostics(runs, groups)
     split = charts.time_split(runs, groups, len(names))
     films = _films(runs, groups, wish.films, film_source, notes)
@@ -155,6 +158,25 @@ def _apart(place: int, runs: Mapping[int, Facts], groups: Mapping[int, int]) -> 
     return f" ({run.task if unique else run.folder.name})"
 
 
+def _within(ask: Ask, members: Mapping[int, Facts], labels: Sequence[str]) -> Ask:
+    """What is asked of one task, where groups may have other names than on the whole page: there a recipe of a family
+    is called after the family, if it is the only one."""
+    own = groups_of([facts.run for facts in members.values()], ask.by)
+    named = [
+        here for here, place in zip(own, members, strict=True) if labels[place] == ask.baseline
+    ]
+    return replace(ask, baseline=next(iter(named), ""))
+
+
+def _places(
+    made: Comparison, runs: Mapping[int, Facts], groups: Mapping[int, int]
+) -> dict[str, int]:
+    """The number on the page of each group of a comparison: its runs tell which it is."""
+    place_of = {str(facts.run.folder): place for place, facts in runs.items()}
+    first = {group.name: next(iter(next(iter(group.scores.values())))) for group in made.groups}
+    return {name: groups[place_of[folder]] for name, folder in first.items()}
+
+
 def _task(
     task: str,
     members: Mapping[int, Facts],
@@ -163,16 +185,14 @@ def _task(
     figures: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The section of one task: curves over steps and minutes, and a table."""
-    place_of = {str(facts.run.folder): place for place, facts in members.items()}
     made, scale, notes = _compared([facts.run for facts in members.values()], task, ask)
-    rows: list[Result] = []
+    places = {} if made is None else _places(made, members, groups)
     ids = []
     for axis in AXES:
-        lines = []
-        for group in made.groups if made is not None else []:
-            # A group of one task may have another name than on the whole page; its runs tell which it is.
-            place = groups[place_of[next(iter(group.scores[task]))]]
-            lines.append(charts.group_line(group, place, axis))
+        lines = [
+            charts.group_line(group, places[group.name], axis)
+            for group in (() if made is None else made.groups)
+        ]
         figure = {
             "id": f"figure-{len(figures)}",
             "kind": "curve",
@@ -185,24 +205,16 @@ def _task(
         if figure["lines"]:
             ids.append({"id": figure["id"], "label": figure["label"]})
             figures.append(figure)
-    if made is not None:
-        rows = results(made, {g: groups[p] for g, p in _first_runs(made, task, place_of)}, members)
     return {
         "name": task,
         "figures": ids,
-        "rows": rows,
-        "has_gap": any(row.gap for row in rows),
-        "has_better": any(row.better for row in rows),
+        "rows": [] if made is None else results(made, places, members),
         "notes": notes,
         "what": _y_title(scale),
         "at": "" if scale is None else number(scale.at_env_steps),
         "baseline": made.baseline if made is not None else "",
         "range": None if scale is None else scale.range,
     }
-
-
-def _first_runs(made: Comparison, task: str, place_of: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [(group.name, place_of[next(iter(group.scores[task]))]) for group in made.groups]
 
 
 def _compared(
@@ -216,15 +228,16 @@ def _compared(
     return made, made.tasks[task], made.notes
 
 
-def _overall(runs: Mapping[int, Facts], ask: Ask, notes: list[str]) -> list[Result] | None:
+def _overall(
+    runs: Mapping[int, Facts], groups: Mapping[int, int], ask: Ask, notes: list[str]
+) -> list[Result] | None:
     try:
         made = compare([facts.run for facts in runs.values()], ask)
     except UserError as error:
         notes.append(f"no table over all tasks: {error}")
         return None
     notes += made.notes
-    names = {group.name: place for place, group in enumerate(made.groups)}
-    return results(made, names, runs)
+    return results(made, _places(made, runs, groups), runs)
 
 
 def _y_title(scale: TaskScale | None) -> str:
