@@ -12,7 +12,7 @@ from fleetfoot import train
 from fleetfoot.play.run import open_session
 from fleetfoot.play.session import RobotSession
 from fleetfoot.play.source import Source, open_source
-from fleetfoot.play.watch import NEWEST, CurvesPanel, Watcher
+from fleetfoot.play.watcher import NEWEST, CurvesPanel, Watcher
 from support.tabs import Tab, chromium, needs_chromium
 from support.trust_recipes import tiny
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fleetfoot import UserError, api, deploy, export_run
-from fleetfoot.play import watch
-from fleetfoot.play.watch import Watcher, column
+from fleetfoot.play import watcher
+from fleetfoot.play.watcher import Watcher, column
 
 
 class Quick(Watcher):
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
     shutil.copytree(run, folder)
     pointer = folder / "checkpoints" / "last.json"
     newest = folder / "checkpoints" / json.loads(pointer.read_text().splitlines()[-1])["folder"]
-    weights = next(newest.glob("*.safetensors"))
+    weights = newest / "state.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     watcher = Quick(folder)
@@ -78,7 +78,7 @@ def test_it_waits_for_the_first_checkpoint(
     def later(seconds: float) -> None:
         hidden.rename(folder / "checkpoints")
 
-    monkeypatch.setattr(watch.time, "sleep", later)
+    monkeypatch.setattr(watcher.time, "sleep", later)
     assert isinstance(Quick(folder).wait(said.append), deploy.Policy)
     assert said == [f"waiting for {folder}: it has no checkpoint yet"]
 
