@@ -6,12 +6,13 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fleetfoot import UserError, api, deploy, export_run
-from fleetfoot.play import watcher
 from fleetfoot.play.watcher import Watcher, column
 
 
@@ -66,9 +67,7 @@ def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
     assert not watcher.problem
 
 
-def test_it_waits_for_the_first_checkpoint(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_for_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     hidden = tmp_path / "hidden"
@@ -78,8 +77,9 @@ def test_it_waits_for_the_first_checkpoint(
     def later(seconds: float) -> None:
         hidden.rename(folder / "checkpoints")
 
-    monkeypatch.setattr(watcher.time, "sleep", later)
-    assert isinstance(Quick(folder).wait(said.append), deploy.Policy)
+    watcher: Any = Quick(folder)
+    watcher._closed = SimpleNamespace(wait=later)
+    assert isinstance(watcher.wait(said.append), deploy.Policy)
     assert said == [f"waiting for {folder}: it has no checkpoint yet"]
 
 

@@ -19,7 +19,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.guard import build_env
 from fleetfoot.play.controls import SPEEDS, fraction
 from fleetfoot.play.extra import start_viser, stop_viser
-from fleetfoot.play.keys import BUTTONS, DOWN, LEFT, RIGHT, UP, keys_of, pressed_action
+from fleetfoot.play.keys import BUTTONS, DOWN, LEFT, RIGHT, SPACE, UP, keys_of, pressed_action
 from fleetfoot.play.page import Json, Page
 
 YOU, RANDOM = "you", "random actions"
@@ -69,7 +69,7 @@ class EnvironmentSession:
             "kind": "image",
             "title": title,
             "keys": [*self.codes()],
-            "hint": f"{self._hint()}    space: pause    .: step    R: restart",
+            "hint": self._hint(),
         }
         try:
             self.page = Page(
@@ -113,7 +113,8 @@ class EnvironmentSession:
 
     def _hint(self) -> str:
         names = [code.removeprefix("Arrow").removeprefix("Digit").lower() for code in self.codes()]
-        return f"you play with {' '.join(names)}"
+        pause = "" if SPACE in self.codes() else "    space: pause"
+        return f"you play with {' '.join(names)}{pause}    .: step    R: restart"
 
     def _panel(self) -> None:
         gui = self.server.gui
@@ -166,8 +167,9 @@ class EnvironmentSession:
         lines = [
             ("return", f"{self.score:.1f}", "command"),
             ("steps", f"{self.steps}", ""),
-            ("last", "  ".join(f"{score:.1f}" for score in self.scores[-4:]), ""),
         ]
+        if self.scores:
+            lines.append(("last", "  ".join(f"{score:.1f}" for score in self.scores[-4:]), ""))
         if self.paused:
             lines.append(("", "paused", "warn"))
         if self.failed is not None:
