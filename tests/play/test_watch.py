@@ -99,7 +99,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_columns_of_a_log_with_gaps() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"env_steps": 1, "a": 2.0},
         {"env_steps": 2},
         {"env_steps": 3, "a": 4.0, "b": 1.0},

@@ -53,7 +53,7 @@ def tracking(record: Record) -> float:
 
 
 def _plot(gui: Any, title: str, names: tuple[str, ...], height: int) -> Any:
-    series = [{"label": "s"}]
+    series: list[dict[str, Any]] = [{"label": "s"}]
     series += [
         {"label": name, "stroke": COLORS[i % len(COLORS)], "width": 1.5}
         for i, name in enumerate(names)
