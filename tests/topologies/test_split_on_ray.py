@@ -325,7 +325,7 @@ def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
     assert (state["updates"], state["policy_updates"]) == (8 * (40 - 32), 4 * (40 - 32))
     assert state["replay"]["ring"]["written"] == state["replay"]["observations"]["written"] == 40
     here = SplitLearnersConfig()
-    again = resume(folder, topology=here, env=SkewedEnvConfig(), total_vec_steps=50)
+    again = resume(folder, topology=here, total_vec_steps=50)  # ten steps: it does not fail
     assert again.finished
     assert again.counters.updates == 8 * (50 - 32)
 
