@@ -59,7 +59,7 @@ class Child:
     def _become(self, act: Callable[[], Any], stdout: int | None) -> None:
         code = 70
         sys.settrace(None)  # nobody collects what coverage would measure here
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         try:
             os.setpgid(0, 0)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

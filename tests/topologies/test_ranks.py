@@ -71,7 +71,7 @@ def launch(act: Callable[[], object], place: Path) -> list[Child]:
         os.environ |= group | {"RANK": number, "LOCAL_RANK": number, "MASTER_PORT": str(port)}
         os.chdir(place)
         end: Any = AtEnd()
-        ranks_module.atexit = end
+        vars(ranks_module)["atexit"] = end
         try:
             act()
         finally:
