@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def page(path: Path) -> str:
     body = json.loads(path.read_text())
     name = str(body["benchmark"])
     about = BENCHMARKS[name][1] if name in BENCHMARKS else f"written by `fleetfoot {name}`"
-    command = f"    fleetfoot bench {name} --help\n" if name in BENCHMARKS else ""
+    command = f"    {command_of(name, body['arguments'])}\n" if name in BENCHMARKS else ""
     sections = [
         f"# {path.stem}\n\n`benchmarks/results/{path.name}`: {about}.\n\n{command}",
         "\n".join(tables(body["result"], "Result", 2)),
@@ -25,6 +26,19 @@ def page(path: Path) -> str:
         sections.append("## Arguments\n\n" + pairs(body["arguments"]))
     sections.append("## Made with\n\n" + pairs(flat(body["provenance"])))
     return "\n\n".join(sections) + "\n"
+
+
+def command_of(name: str, arguments: dict[str, Any]) -> str:
+    """The command that makes such a file; the oldest ones do not say with which options."""
+    words = ["fleetfoot", "bench", name]
+    for key, value in arguments.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None and value != []:
+            given = value if isinstance(value, list) else [value]
+            words += [f"--{flag}", *(shlex.quote(str(word)) for word in given)]
+    return " ".join(words)
 
 
 def tables(value: Any, title: str, level: int) -> list[str]:

@@ -41,6 +41,7 @@ PAGES = [
 ]
 # They film, export or start processes: half a minute each. What else they show, README and diagnostics show too.
 LONG = [
+    "environments/atari.md",
     "environments/envpool.md",
     "guides/own-robot.md",
     "guides/scaling.md",

@@ -1,5 +1,5 @@
 // The search runs in a Worker, and a browser starts none for a page that was opened from disk. There, and only there, this
-// class takes its place: a hidden frame runs the script, and messages go to and fro as they would with a Worker.
+// class takes its place: a hidden frame runs the script, and messages go both ways as they would with a Worker.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

@@ -4,6 +4,8 @@ from dataclasses import replace
 from fleetfoot import recipes, train
 
 result = train(replace(recipes.get("fast_td3/halfcheetah"), seed=3))
+
+`fleetfoot.api` has all that a program may call.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_help_lists_what_can_stand_in_each_place(capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["recipe", "shwo", "x"], "Did you mean show"),
+        (["recipe", "sho", "x"], "Did you mean show"),
         (["recipe", "show"], "which recipe?"),
         (["recipe", "show", "fast_td3/pendulmu"], "Did you mean fast_td3/pendulum"),
         (["recipe", "show", "none.yaml"], "No such file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ GRID = ("--over", "agent.tau=0.05,0.1,0.2", "--over", "num_envs=2,3", "--seeds",
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in this process."""
     monkeypatch.setattr(sweep, "Locally", InProcess)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
 
 
 class Killed(BaseException):
@@ -70,7 +72,7 @@ def test_a_grid_killed_twice_has_the_table_of_one_that_was_not(
 
 def test_compare_reads_a_study_and_groups_by_what_was_swept(capsys: Capsys) -> None:
     pytest.importorskip("rliable")
-    args = ("--over", "agent.tau=0.05,0.1", "--over", "explorer=NoiseLadderConfig,GreedyConfig")
+    args = ("--over", "agent.tau=0.05,0.1", "--over", "gamma=0.9,0.95")
     assert call(capsys, "sweep", RECIPE, *args, "--seeds", "2", "--folder", "s")[0] == 0
     code, out, _ = call(capsys, "compare", "s", "--reps", "100")
     assert code == 0
@@ -79,9 +81,9 @@ def test_compare_reads_a_study_and_groups_by_what_was_swept(capsys: Capsys) -> N
     ]
     name = tiny().name
     assert groups == [
-        f"{name}, agent.tau={tau}, explorer={explorer}"
+        f"{name}, agent.tau={tau}, gamma={gamma}"
         for tau in ("0.05", "0.1")
-        for explorer in ("GreedyConfig", "NoiseLadderConfig")
+        for gamma in ("0.9", "0.95")
     ]
     assert "note: left out" not in out
 
@@ -140,6 +142,12 @@ def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:
         (["sweep", RECIPE, "--over", "gamma=1", "--folder", "full"], "exists and is no study"),
         (["sweep", "nothing/here", "--over", "gamma=1", "--folder", "new"], "there is no recipe"),
         (["sweep", "--folder", "damaged"], "cannot be read"),
+        (
+            ["sweep", RECIPE, "--over", "gamma=1 --seed 3", "--folder", "new"],
+            "cannot be '1 --seed 3'",
+        ),
+        (["sweep", RECIPE, "--over", "gamma='", "--folder", "new"], "--over gamma cannot be"),
+        (["sweep", "ppo/pendulum", "--over", "batch_size=8,16", "--folder", "new"], "--batch-size"),
         (["train", RECIPE, "--jobs", "2"], "--jobs is for several --seeds"),
         (["train", RECIPE, "--jobs", "-2", "--seeds", "2"], "--jobs must be 0 or more"),
     ],
@@ -161,7 +169,7 @@ def test_a_study_of_something_else_is_refused(capsys: Capsys) -> None:
     more = ("--search", "optuna")
     assert "another --over or --search" in refusal(capsys, "sweep", RECIPE, *args, *more)
     assert "has 1 seeds" in refusal(capsys, "sweep", RECIPE, *args, "--seeds", "2")
-    code, _, err = call(capsys, "sweep", RECIPE, *args, "--metric", "eval/retrun")
+    code, _, err = call(capsys, "sweep", RECIPE, *args, "--metric", "eval/returns")
     assert (code, "Did you mean eval/return" in err) == (2, True)
 
 
@@ -169,7 +177,7 @@ def test_jobs_are_for_seeds_that_cannot_be_batched(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fleetfoot.study.seeds.Runner", lambda *args: runner.Runner(*args, launcher=InProcess())
+        "fleetfoot.study.seeds.Runner", partial(runner.Runner, launcher=InProcess())
     )
     prioritised = ("--replay.sampler", "ProportionalConfig", "--jobs", "2")
     before = InProcess.started

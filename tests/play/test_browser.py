@@ -12,7 +12,7 @@ from fleetfoot import train
 from fleetfoot.play.run import open_session
 from fleetfoot.play.session import RobotSession
 from fleetfoot.play.source import Source, open_source
-from fleetfoot.play.watch import NEWEST, CurvesPanel, Watcher
+from fleetfoot.play.watcher import NEWEST, CurvesPanel, Watcher
 from support.tabs import Tab, chromium, needs_chromium
 from support.trust_recipes import tiny
 
@@ -91,17 +91,22 @@ def test_everything_else_on_the_page(session: RobotSession) -> None:
 @pytest.mark.slow
 def test_the_robot_is_dragged_by_the_mouse(session: RobotSession) -> None:
     with chromium() as browser:
-        tab = Tab(browser, session.page.url, 600, 500)
+        tab = Tab(browser, session.page.url, 1000, 560)  # the panel does not cover the robot
         tab.page.wait_for_selector("canvas")
         tab.until("state.frames > 40")
         box = tab.page.locator("canvas").first.bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.45
-        tab.page.mouse.move(x, y)
-        tab.page.mouse.down()
-        for k in range(12):
-            tab.page.mouse.move(x + 8 * k, y)
-            tab.page.wait_for_timeout(100)
-        tab.until("state.pulling")
+        for _ in range(20):  # until the browser, which draws in software, has drawn the robot
+            tab.page.mouse.move(x, y)
+            tab.page.wait_for_timeout(500)
+            tab.page.mouse.down()
+            for k in range(8):
+                tab.page.mouse.move(x + 5 * k, y)
+                tab.page.wait_for_timeout(250)
+            if tab.state()["pulling"]:
+                break
+            tab.page.mouse.up()
+        assert tab.state()["pulling"]
         tab.page.mouse.up()
         tab.until("!state.pulling")
         tab.close()

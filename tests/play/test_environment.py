@@ -65,7 +65,7 @@ class Fixed(deploy.Policy):
         self.about: Any = type("About", (), {"obs_shape": shape, "raw": {"obs": {"terms": []}}})
 
     def __call__(self, obs: Any, task: Any = None) -> deploy.Output:
-        return deploy.Output(np.int64(0))
+        return deploy.Output(np.zeros((), np.int64))
 
 
 def made(config: EnvConfig, shape: tuple[int, ...]) -> EnvironmentSession:

@@ -6,13 +6,14 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fleetfoot import UserError, api, deploy, export_run
-from fleetfoot.play import watch
-from fleetfoot.play.watch import Watcher, column
+from fleetfoot.play.watcher import Watcher, column
 
 
 class Quick(Watcher):
@@ -54,7 +55,7 @@ def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
     shutil.copytree(run, folder)
     pointer = folder / "checkpoints" / "last.json"
     newest = folder / "checkpoints" / json.loads(pointer.read_text().splitlines()[-1])["folder"]
-    weights = next(newest.glob("*.safetensors"))
+    weights = newest / "state.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     watcher = Quick(folder)
@@ -66,9 +67,7 @@ def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
     assert not watcher.problem
 
 
-def test_it_waits_for_the_first_checkpoint(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_for_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     hidden = tmp_path / "hidden"
@@ -78,8 +77,9 @@ def test_it_waits_for_the_first_checkpoint(
     def later(seconds: float) -> None:
         hidden.rename(folder / "checkpoints")
 
-    monkeypatch.setattr(watch.time, "sleep", later)
-    assert isinstance(Quick(folder).wait(said.append), deploy.Policy)
+    watcher: Any = Quick(folder)
+    watcher._closed = SimpleNamespace(wait=later)
+    assert isinstance(watcher.wait(said.append), deploy.Policy)
     assert said == [f"waiting for {folder}: it has no checkpoint yet"]
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_columns_of_a_log_with_gaps() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"env_steps": 1, "a": 2.0},
         {"env_steps": 2},
         {"env_steps": 3, "a": 4.0, "b": 1.0},

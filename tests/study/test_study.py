@@ -21,6 +21,7 @@ import rich.console
 from fleetfoot import api, recipes
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
 from fleetfoot.run.estimate import estimate
 from fleetfoot.run.folder import folder_lock
@@ -34,6 +35,8 @@ from fleetfoot.study.worker import train
 from fleetfoot.topologies.multi_seed.seeds import make_folders
 from support.runs import agent_state, assert_same, small
 from support.trust_recipes import tiny
+
+PRIORITISED = ReplayConfig(capacity=40, n_step=2, sampler=ProportionalConfig())
 
 
 def make(folder: Path, seeds: int = 2, **steps: int) -> Study:
@@ -222,7 +225,7 @@ def test_a_configuration_is_begun_continued_and_left_alone(count: int, tmp_path:
 
 def test_seeds_that_cannot_be_batched_have_a_process_each(tmp_path: Path) -> None:
     """And learn what they learn alone."""
-    recipe = tiny(replay=replace(tiny().replay, sampler=ProportionalConfig()))  # type: ignore[type-var]
+    recipe = tiny(replay=PRIORITISED)
     study = open_study(tmp_path / "s", {"a": recipe}, 2)
     jobs = study.jobs()
     assert [job.name for job in jobs] == ["a-seed-0", "a-seed-1"]
@@ -278,9 +281,7 @@ def test_processes_are_as_many_as_memory_is_enough_for(monkeypatch: pytest.Monke
 
 def test_which_seeds_want_processes() -> None:
     assert not seeds.wants_processes(tiny())
-    assert seeds.wants_processes(
-        tiny(replay=replace(tiny().replay, sampler=ProportionalConfig()))  # type: ignore[type-var]
-    )
+    assert seeds.wants_processes(tiny(replay=PRIORITISED))
 
 
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Controller(nn.Module):
         cos, sin, speed = obs.actor.unbind(-1)
         lacking = 15 * (1 - cos) - 0.5 * speed.square()  # of the energy at the top
         action = torch.where(cos > 0.85, -4 * sin - speed, lacking * speed)
-        return (action + self.push)[:, None].clamp(-1, 1)
+        return (action + self.get_buffer("push"))[:, None].clamp(-1, 1)
 
 
 class Planted:

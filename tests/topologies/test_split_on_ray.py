@@ -318,13 +318,14 @@ def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
     with pytest.raises(Halted) as caught:
         train(recipe, folder)
     said = str(caught.value)
-    assert "ZeroDivisionError: the motor is too hot) after 0 restarts: fix the cause" in said
+    assert "ZeroDivisionError: the motor is too hot" in said
+    assert "after 0 restarts: fix the cause" in said
     assert "or raise --topology.placement.max-restarts; saved after 40 vec steps" in said
     state = checkpoint.load(folder).state
     assert (state["updates"], state["policy_updates"]) == (8 * (40 - 32), 4 * (40 - 32))
     assert state["replay"]["ring"]["written"] == state["replay"]["observations"]["written"] == 40
     here = SplitLearnersConfig()
-    again = resume(folder, topology=here, env=SkewedEnvConfig(), total_vec_steps=50)
+    again = resume(folder, topology=here, total_vec_steps=50)  # ten steps: it does not fail
     assert again.finished
     assert again.counters.updates == 8 * (50 - 32)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import warnings
@@ -10,26 +9,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from fleetfoot import study
 from fleetfoot.cli.form import flags_of, parse, parse_recipe
-from fleetfoot.cli.main import INTERRUPTED
-from fleetfoot.cli.run_folder import program
+from fleetfoot.cli.sweep_result import finish
 from fleetfoot.cli.which_recipe import find_recipe, modules_of
 from fleetfoot.config import to_json
 from fleetfoot.errors import Notice, UserError
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import differences, from_stored
 from fleetfoot.study import space
-from fleetfoot.study.folder import Study, is_study
+from fleetfoot.study.folder import Study, check_no_cluster, is_study
 from fleetfoot.study.launch import Launcher, Locally, OnRay
 from fleetfoot.study.runner import default_workers, workers_in_memory
 from fleetfoot.study.search import Goal, Search
 from fleetfoot.study.seeds import threads_of
-from fleetfoot.study.table import Row, check_metric, write_table
+from fleetfoot.study.table import write_table
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.multi_seed.loop import why_not_batched
 from fleetfoot.topologies.ray.cluster import ClusterFields, cluster
@@ -41,7 +39,6 @@ USAGE = """usage: fleetfoot sweep RECIPE --over FIELD=VALUE,VALUE [--over ...] [
 Train every combination of values, or let Optuna choose, with several seeds each. Ctrl-C, or a kill, at any time: the
 same command, or the last form, goes on. fleetfoot compare STUDY reads it. fleetfoot sweep RECIPE --help shows every
 option."""
-SHOWN = 10  # rows of the table; all are in sweep.csv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +92,9 @@ def run(args: list[str], imports: list[str]) -> int:
         print(USAGE)
         return 0
     if not args or args[0].startswith("-"):
-        where: GoOn = parse(GoOn, args, "fleetfoot sweep")
-        made = stored(where)
-    else:
-        made, where = begun(args[0], args[1:], imports)
-    return train(made, where)
+        go_on: GoOn = parse(GoOn, args, "fleetfoot sweep")
+        return train(stored(go_on), go_on)
+    return train(*begun(args[0], args[1:], imports))
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,8 @@ class Made:
 
     def point(self, settings: dict[str, str]) -> Recipe:
         words = [word for path, value in settings.items() for word in self.words(path, value)]
-        recipe, _ = parse_recipe(self.base, Nothing, words, "fleetfoot sweep")
+        fixed = self.base.derived_fields()
+        recipe, _ = parse_recipe(self.base, Nothing, words, "fleetfoot sweep", fixed)
         recipe.check()
         return recipe  # type: ignore[no-any-return]
 
@@ -122,7 +118,7 @@ class Made:
         """A value as it would stand on the command line."""
         name = path.replace("_", "-")
         if dict(flags_of(self.base)).get(f"--{name}") is not bool:
-            return [f"--{name}", *shlex.split(value)]
+            return [f"--{name}", *split(path, value)]
         if value.lower() not in ("true", "false"):
             raise UserError(f"--over {path} is true or false, not {value!r:.80}.")
         before, _, last = name.rpartition(".")
@@ -135,6 +131,17 @@ class Made:
         return frozenset(path for path in paths if hints.get(f"--{path.replace('_', '-')}") is int)
 
 
+def split(path: str, value: str) -> list[str]:
+    """The words of a value. An option among them would change something that nobody sees to be swept."""
+    try:
+        words = shlex.split(value)
+    except ValueError:
+        words = ["--"]
+    if any(word.startswith("--") for word in words):
+        raise UserError(f"--over {path} cannot be {value!r:.80}.")
+    return words
+
+
 def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Where]:
     """A new study, or one whose command is given again, perhaps with more values or trials."""
     start = find_recipe(name)
@@ -142,6 +149,7 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot sweep {name}", fixed)
     if options.folder is None:
         raise UserError("where to? Give the study a --folder.")
+    check_no_cluster(recipe)
     axes = space.axes_of(options.over)
     check_once(args, axes)
     if options.trials < 1:
@@ -256,50 +264,3 @@ def placed(made: Made, where: Where) -> Iterator[tuple[int, Launcher]]:
         text = f"{jobs} processes may need more memory than is free; it is enough for {in_memory}"
         warnings.warn(text, Notice, stacklevel=2)
     yield jobs or min(default_workers([base]), in_memory), Locally()
-
-
-def finish(made: Study, goal: Goal, done: bool) -> int:
-    rows, path = write_table(made, goal.metric)
-    command = f"{program('fleetfoot')} sweep --folder {shlex.quote(str(made.folder))}"
-    if not done:
-        print(f"interrupted and saved; to go on:\n  {command}")
-        return INTERRUPTED
-    complete = [row for row in rows if row.results]
-    if not complete:
-        check_metric(made.seed_folders(rows[0].name)[0], goal.metric)
-    complete.sort(key=lambda row: row.mean if goal.minimize else -row.mean)
-    show(complete, goal, len(rows))
-    compare = f"{program('fleetfoot')} compare {shlex.quote(str(made.folder))}"
-    print(f"all of them in {path}; with intervals and curves:\n  {compare}")
-    if complete:
-        best = made.seed_folders(complete[0].name)[0]
-        print(f"to train the best again:\n  {program('fleetfoot')} train {shlex.quote(str(best))}")
-    return 0
-
-
-def show(rows: Sequence[Row], goal: Goal, count: int) -> None:
-    """The best of them."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
-    title = f"the best {min(SHOWN, len(rows))} of {count} configurations"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    paths = list(dict.fromkeys(path for row in rows for path in row.settings))
-    for head in (*paths, f"mean {goal.metric}", "lowest", "highest"):
-        table.add_column(head, justify="right" if head not in paths else "left", overflow="fold")
-    for row in rows[:SHOWN]:
-        values = (row.mean, min(row.results), max(row.results))
-        numbers = ["" if math.isnan(value) else f"{value:,.6g}" for value in values]
-        table.add_row(*(short(row.settings.get(path, "")) for path in paths), *numbers)
-    console.print(table, markup=False)
-
-
-def short(value: Any) -> str:
-    """A number that a search chose, without digits that nobody reads."""
-    try:
-        return f"{float(value):.4g}" if len(value) > 8 else str(value)
-    except ValueError:
-        return str(value)

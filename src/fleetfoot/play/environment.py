@@ -19,7 +19,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.guard import build_env
 from fleetfoot.play.controls import SPEEDS, fraction
 from fleetfoot.play.extra import start_viser, stop_viser
-from fleetfoot.play.keys import BUTTONS, DOWN, LEFT, RIGHT, UP, keys_of, pressed_action
+from fleetfoot.play.keys import BUTTONS, DOWN, LEFT, RIGHT, SPACE, UP, Keys, keys_of, pressed_action
 from fleetfoot.play.page import Json, Page
 
 YOU, RANDOM = "you", "random actions"
@@ -52,7 +52,8 @@ class EnvironmentSession:
         self.score, self.scores, self.steps = 0.0, list[float](), 0
         self.held: set[str] = set()
         self.buttons = list(self.spec.description.get("actions", ()))
-        self.keys, self.idle = {}, None
+        self.keys: Keys = {}
+        self.idle: int | None = None
         if isinstance(self.spec.action, Discrete):
             self.keys, self.idle = keys_of(self.spec.name, self.spec.action.count)
             self.last = self.idle or 0
@@ -69,7 +70,7 @@ class EnvironmentSession:
             "kind": "image",
             "title": title,
             "keys": [*self.codes()],
-            "hint": f"{self._hint()}    space: pause    .: step    R: restart",
+            "hint": self._hint(),
         }
         try:
             self.page = Page(
@@ -113,7 +114,8 @@ class EnvironmentSession:
 
     def _hint(self) -> str:
         names = [code.removeprefix("Arrow").removeprefix("Digit").lower() for code in self.codes()]
-        return f"you play with {' '.join(names)}"
+        pause = "" if SPACE in self.codes() else "    space: pause"
+        return f"you play with {' '.join(names)}{pause}    .: step    R: restart"
 
     def _panel(self) -> None:
         gui = self.server.gui
@@ -166,8 +168,9 @@ class EnvironmentSession:
         lines = [
             ("return", f"{self.score:.1f}", "command"),
             ("steps", f"{self.steps}", ""),
-            ("last", "  ".join(f"{score:.1f}" for score in self.scores[-4:]), ""),
         ]
+        if self.scores:
+            lines.append(("last", "  ".join(f"{score:.1f}" for score in self.scores[-4:]), ""))
         if self.paused:
             lines.append(("", "paused", "warn"))
         if self.failed is not None:
@@ -263,7 +266,7 @@ class EnvironmentSession:
 
 def physical(about: deploy.About, obs: Obs) -> NDArray[Any]:
     """Observations [N, ...] of an environment in the units that an exported policy of it takes."""
-    rows = obs.actor.cpu().numpy()
+    rows: NDArray[Any] = obs.actor.cpu().numpy()
     terms = about.raw["obs"]["terms"]
     if not terms:
         return rows
@@ -271,7 +274,7 @@ def physical(about: deploy.About, obs: Obs) -> NDArray[Any]:
         np.concatenate([np.broadcast_to(term[key], term["size"]) for term in terms])
         for key in ("scale", "offset")
     )
-    shown = rows / np.tile(gain, about.history) + np.tile(shift, about.history)
+    shown: NDArray[Any] = rows / np.tile(gain, about.history) + np.tile(shift, about.history)
     return shown.astype(np.float32)
 
 

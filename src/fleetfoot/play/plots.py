@@ -11,7 +11,7 @@ from fleetfoot.play.simulation import Simulation
 
 EVERY = 2  # control steps per point
 COLORS = (
-    *("#1e88e5", "#e53935", "#43a047", "#fb8c00", "#8e24aa", "#00acc1", "#6d4c41", "#c0ca33"),
+    *("#1e88e5", "#43a047", "#e53935", "#fb8c00", "#8e24aa", "#00acc1", "#6d4c41", "#c0ca33"),
     *("#3949ab", "#d81b60", "#00897b", "#fdd835", "#5e35b1", "#757575", "#f4511e", "#7cb342"),
 )
 
@@ -53,7 +53,7 @@ def tracking(record: Record) -> float:
 
 
 def _plot(gui: Any, title: str, names: tuple[str, ...], height: int) -> Any:
-    series = [{"label": "s"}]
+    series: list[dict[str, Any]] = [{"label": "s"}]
     series += [
         {"label": name, "stroke": COLORS[i % len(COLORS)], "width": 1.5}
         for i, name in enumerate(names)

@@ -15,7 +15,7 @@ from fleetfoot.play.native import play_native
 from fleetfoot.play.page import LOOPBACK
 from fleetfoot.play.session import RobotSession
 from fleetfoot.play.source import Source, open_source
-from fleetfoot.play.watch import NEWEST, CurvesPanel, Watcher
+from fleetfoot.play.watcher import NEWEST, CurvesPanel, Watcher
 from fleetfoot.run.folder import read_recipe
 
 Say = Callable[[str], None]

@@ -119,7 +119,7 @@ class Scene:
         """The same body in the model that is simulated."""
         name = self.model.body(body).name
         found = mujoco.mj_name2id(self.robot.model, mujoco.mjtObj.mjOBJ_BODY, name)
-        return max(found, 1)
+        return max(int(found), 1)
 
     def update(self, qpos: Array, command: Array, measured: Array) -> None:
         """Draw this moment."""

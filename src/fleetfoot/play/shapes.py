@@ -88,7 +88,7 @@ def _primitive(kind: int, size: Numbers) -> Any:
     if kind == geom.mjGEOM_BOX:
         return _rounded_box(size)
     if kind == geom.mjGEOM_SPHERE or kind == geom.mjGEOM_ELLIPSOID:
-        ball = make.uv_sphere(radius=1.0, count=[16, 16])
+        ball: Any = make.uv_sphere(radius=1.0, count=[16, 16])
         ball.apply_scale(size if kind == geom.mjGEOM_ELLIPSOID else size[0])
         return ball
     return None
@@ -140,7 +140,8 @@ def _bones(model: mujoco.MjModel) -> list[Shape]:
         long = float(np.linalg.norm(way))
         if long > BONE:
             bone = trimesh.creation.capsule(radius=0.024, height=long, count=[12, 10])
-            turn = trimesh.geometry.align_vectors([0, 0, 1], way / long)[:3, :3]
+            geometry: Any = trimesh.geometry
+            turn = geometry.align_vectors([0, 0, 1], way / long)[:3, :3]
             vertices = (np.asarray(bone.vertices)) @ turn.T + way / 2
             made.append(Shape(parent, vertices, np.asarray(bone.faces), LIMB))
         if long > BONE and model.body_jntnum[body]:

@@ -126,7 +126,7 @@ def cpu_name() -> str:
 
 def gpu_names() -> list[str]:
     """Those that torch uses; before it does, those that the driver lists. Asking torch would take memory on the GPU."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

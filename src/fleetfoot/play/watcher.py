@@ -61,7 +61,7 @@ class Watcher:
                 why = self.problem or "it has no checkpoint yet"
                 say(f"waiting for {self.folder}: {why}")
                 said = True
-            time.sleep(LOOK)
+            self._closed.wait(LOOK)
 
     def newest(self) -> deploy.Policy | None:
         """The policy of the newest checkpoint; None where it is the one already shown, or cannot be read now."""
