@@ -7,6 +7,7 @@ newest film, and a card. It is loaded before it counts as pulled, with all the c
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -209,12 +210,12 @@ def endpoint() -> str | None:
 
 def library_of_hub() -> Any:
     try:
-        import huggingface_hub
-        from huggingface_hub.utils import disable_progress_bars
+        hub = importlib.import_module("huggingface_hub")
+        utils = importlib.import_module("huggingface_hub.utils")
     except ImportError as error:
         raise UserError(f"push and pull need huggingface_hub: {install_line('hub')}") from error
-    disable_progress_bars()
-    return huggingface_hub
+    utils.disable_progress_bars()
+    return hub
 
 
 @contextlib.contextmanager
@@ -229,5 +230,5 @@ def talking(repo: str) -> Iterator[None]:
         raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        why = REFUSALS.get(status) or one_line(error).rstrip(".")
+        why = REFUSALS.get(status or 0) or one_line(error).rstrip(".")
         raise UserError(f"Hugging Face, {repo}: {why}.") from error

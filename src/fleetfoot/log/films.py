@@ -62,7 +62,7 @@ def _frames(path: Path) -> tuple[list[Image.Image], float]:
     reader: Iterator[Any] = imageio_ffmpeg.read_frames(str(path))
     about = next(reader)
     every = max(1, round(about["fps"] / FPS))
-    pictures = []
+    pictures: list[Image.Image] = []
     for place, frame in enumerate(reader):
         if place % every == 0 and len(pictures) < MOST_FRAMES:
             picture = Image.frombytes("RGB", about["size"], frame)

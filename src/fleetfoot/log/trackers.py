@@ -74,7 +74,8 @@ class WandB:
     def add_film(self, path: Path, env_steps: int) -> None:
         import wandb
 
-        film = wandb.Video(str(path), format=path.suffix[1:].lower())
+        kind: Any = path.suffix[1:].lower()  # a Literal, which a suffix cannot be
+        film = wandb.Video(str(path), format=kind)
         self._run.log({"film": film, "env_steps": env_steps})
 
     def close(self) -> None:
@@ -111,7 +112,8 @@ class Trackio:
     def add_film(self, path: Path, env_steps: int) -> None:
         import trackio
 
-        film = trackio.Video(str(path), format=path.suffix[1:].lower())
+        kind: Any = path.suffix[1:].lower()
+        film = trackio.Video(str(path), format=kind)
         self._run.log({"film": film}, step=env_steps)
 
     def close(self) -> None:

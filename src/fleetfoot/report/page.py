@@ -1,21 +1,12 @@
-"""A report: the runs of several groups on one page that needs nothing else.
-
-All text from run folders passes through Jinja's autoescape into HTML, or through `script_json` into the data of the
-page's script. The page's policy (CSP) allows no script but its own and no request.
-"""
+"""What a report holds: sections, tables, films, and the numbers of its figures."""
 
 from __future__ import annotations
 
 import base64
 import datetime
-import functools
-import gzip
-import importlib
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +15,6 @@ from fleetfoot.compare import Ask, Comparison, compare
 from fleetfoot.compare.comparison import AXES, TaskScale
 from fleetfoot.compare.groups import groups_of
 from fleetfoot.errors import UserError, nearest
-from fleetfoot.extras import install_line
 from fleetfoot.report import charts
 from fleetfoot.report.facts import Facts, Film, read_facts
 from fleetfoot.report.tables import (
@@ -40,7 +30,6 @@ from fleetfoot.report.tables import (
 
 MOST_FILMS = 96 << 20  # bytes of all films on a page
 MOST_RUNS = 400  # more do not fit on one page that anybody reads
-COLOURS = 10
 
 FilmSource = Callable[[int, Film], str]  # the number of a run and its film -> what `src` says
 
@@ -297,63 +286,3 @@ def _films(
                 }
             )
     return found
-
-
-def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element, whatever strings it holds."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII: no U+2028
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-@functools.cache
-def _template(name: str) -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["n"] = number
-    return environment.from_string(_asset(name))
-
-
-@functools.cache
-def _asset(name: str) -> str:
-    return (files("fleetfoot.report") / name).read_text(encoding="utf-8")
-
-
-def plotly_source() -> str:
-    """Plotly's script, as its Python package brings it; UserError where it is not installed."""
-    try:
-        offline = importlib.import_module("plotly.offline")
-    except ImportError as error:
-        raise UserError(f"reports need plotly: {install_line('report')}") from error
-    return str(offline.get_plotlyjs())
-
-
-@functools.cache
-def _packed_plotly() -> str:
-    """Compressed: 2 MB of text instead of 4.8. Every browser since 2023 unpacks it."""
-    return base64.b64encode(gzip.compress(plotly_source().encode(), 9, mtime=0)).decode()
-
-
-def main_html(page: Page) -> str:
-    """The content alone, for a page that is there already."""
-    return str(_template("main.html").render(page.view, colours=COLOURS))
-
-
-def page_html(page: Page, *, live: bool = False) -> str:
-    """The whole page. `live`: the page asks its server for Plotly, films and newer content."""
-    if not live:
-        plotly_source()  # the line that names the extra, before anything else
-    return str(
-        _template("page.html").render(
-            page.view,
-            main=main_html(page),
-            data=script_json(page.data),
-            css=_asset("page.css"),
-            js=_asset("page.js"),
-            plotly="" if live else _packed_plotly(),
-            live=live,
-            nonce=secrets.token_urlsafe(16),
-        )
-    )

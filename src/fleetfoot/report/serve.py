@@ -20,7 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from fleetfoot.errors import UserError
 from fleetfoot.report.facts import FILM_TYPES, Film
-from fleetfoot.report.page import MOST_RUNS, Page, Wish, build, main_html, page_html, plotly_source
+from fleetfoot.report.page import MOST_RUNS, Page, Wish, build
+from fleetfoot.report.render import main_html, page_html, plotly_source
 
 HOST = "127.0.0.1"
 SHOWN = ("recipe.json", "metrics.jsonl", "provenance.json")  # what a change of is seen
