@@ -96,4 +96,4 @@ def processor_seconds() -> float:
     """Of this process and all that it started. Those that wait for the other contestant use none."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    return float(sum(one.user + one.system for one in times))
