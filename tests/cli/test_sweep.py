@@ -27,6 +27,7 @@ GRID = ("--over", "agent.tau=0.05,0.1,0.2", "--over", "num_envs=2,3", "--seeds",
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in this process."""
     monkeypatch.setattr(sweep, "Locally", InProcess)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
 
 
 class Killed(BaseException):
@@ -71,7 +72,7 @@ def test_a_grid_killed_twice_has_the_table_of_one_that_was_not(
 
 def test_compare_reads_a_study_and_groups_by_what_was_swept(capsys: Capsys) -> None:
     pytest.importorskip("rliable")
-    args = ("--over", "agent.tau=0.05,0.1", "--over", "agent.critic_net=MLPConfig,SimNormMLPConfig")
+    args = ("--over", "agent.tau=0.05,0.1", "--over", "gamma=0.9,0.95")
     assert call(capsys, "sweep", RECIPE, *args, "--seeds", "2", "--folder", "s")[0] == 0
     code, out, _ = call(capsys, "compare", "s", "--reps", "100")
     assert code == 0
@@ -80,9 +81,9 @@ def test_compare_reads_a_study_and_groups_by_what_was_swept(capsys: Capsys) -> N
     ]
     name = tiny().name
     assert groups == [
-        f"{name}, agent.tau={tau}, agent.critic_net={net}"
+        f"{name}, agent.tau={tau}, gamma={gamma}"
         for tau in ("0.05", "0.1")
-        for net in ("MLPConfig", "SimNormMLPConfig")
+        for gamma in ("0.9", "0.95")
     ]
     assert "note: left out" not in out
 

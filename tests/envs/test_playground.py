@@ -22,7 +22,6 @@ from fleetfoot.errors import UserError
 
 pytest.importorskip("mujoco_playground")
 jax: Any = pytest.importorskip("jax")
-compilation_cache: Any = pytest.importorskip("jax.experimental.compilation_cache.compilation_cache")
 CPU = torch.device("cpu")
 N, POOL, LIMIT = 4, 8, 12
 # One config for all tests, since each new one is compiled anew.
@@ -33,21 +32,10 @@ MODELS = os.environ.get("FLEETFOOT_MENAGERIE")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_to_compile(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Without optimising, and each program once: every environment that is built would compile its own again."""
-    quick = {
-        "jax_disable_most_optimizations": True,
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name, False) for name in quick}
-    for settings in (quick, before):
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if settings is quick:
-            yield
+def _quick_to_compile() -> Any:
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def mirror_robot(env: RobotEnv) -> None:
     for name, value in state.items():
         kind = {**env.task.mirror, **STATE}.get(name, "same")
         value[1] = image(_block(name, kind, value.shape[1], joints, feet), value[0])
-    env._packed.copy_(env._pack(state))
+    env._packed.copy_(env._columns.pack(state))
 
 
 @pytest.mark.parametrize("name", ["go1", "t1", "g1"])

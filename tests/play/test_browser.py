@@ -91,7 +91,7 @@ def test_everything_else_on_the_page(session: RobotSession) -> None:
 @pytest.mark.slow
 def test_the_robot_is_dragged_by_the_mouse(session: RobotSession) -> None:
     with chromium() as browser:
-        tab = Tab(browser, session.page.url, 600, 500)
+        tab = Tab(browser, session.page.url, 1000, 560)  # the panel does not cover the robot
         tab.page.wait_for_selector("canvas")
         tab.until("state.frames > 40")
         box = tab.page.locator("canvas").first.bounding_box()

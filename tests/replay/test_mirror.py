@@ -197,8 +197,8 @@ def test_tensor_tasks_look_the_same_in_a_mirror(task: str, privileged: bool) -> 
 def test_same_seed_same_bits_and_others_than_without(tmp_path: Path) -> None:
     plain = small()
     recipe = replace(plain, replay=replace(plain.off_policy_replay(), mirror=True))
-    for name, one in (("one", recipe), ("two", recipe), ("plain", plain)):
-        api.train(one, tmp_path / name)
+    for name, chosen in (("one", recipe), ("two", recipe), ("plain", plain)):
+        api.train(chosen, tmp_path / name)
     one, two, other = (agent_state(tmp_path / name) for name in ("one", "two", "plain"))
     assert_same(one, two)
     assert any(not torch.equal(one[name], other[name]) for name in one)

@@ -13,6 +13,7 @@ import pytest
 from fleetfoot.cli import sweep
 from fleetfoot.errors import UserError
 from fleetfoot.recipe import Recipe
+from fleetfoot.study import runner
 from fleetfoot.study.folder import Study, open_study, read_study
 from fleetfoot.study.jobs import Job
 from fleetfoot.study.search import Goal, Search
@@ -190,12 +191,13 @@ def searching_metric() -> str:
     return str(caught.value)
 
 
-@pytest.mark.learning
+@pytest.mark.slow
 def test_a_planted_optimum_takes_fewer_trials_than_the_grid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the tensor pendulum, through the command. The grid is 7 x 7 over the same ranges."""
     monkeypatch.setattr(sweep, "Locally", InProcess)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
     base = ("sweep", "support.planted:planted", "--seeds", "1")
     gains = "gain=1e-4,4.64e-4,2.15e-3,1e-2,4.64e-2,0.215,1"
     dampings = "damping=0,0.167,0.333,0.5,0.667,0.833,1"

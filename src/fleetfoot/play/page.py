@@ -123,10 +123,13 @@ class Page:
         return self.host not in LOOPBACK or asked in LOOPBACK
 
     async def _connected(self, connection: Any) -> None:
-        if urlsplit(connection.request.path).path == "/input":
-            await self._input(connection)
-        else:
-            await self._relay(connection)
+        from websockets.exceptions import ConnectionClosed
+
+        with contextlib.suppress(ConnectionClosed):  # a browser that went away
+            if urlsplit(connection.request.path).path == "/input":
+                await self._input(connection)
+            else:
+                await self._relay(connection)
 
     async def _input(self, connection: Any) -> None:
         await connection.send(json.dumps({"config": self.config}))
@@ -144,15 +147,18 @@ class Page:
                         let_go["key"] = {"key": "", "down": False}
                 if said is not None:
                     self.hear(said)
-        except Exception as error:
-            if type(error).__module__.split(".")[0] != "websockets":  # a browser that went away
-                raise
         finally:
             telling.cancel()
             for words in let_go.values():
                 self.hear(words)
 
     async def _tell(self, connection: Any) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        with contextlib.suppress(ConnectionClosed):
+            await self._talk(connection)
+
+    async def _talk(self, connection: Any) -> None:
         told, shown = 0.0, b""
         while True:
             if time.monotonic() - told >= STATE_SECONDS:

@@ -175,7 +175,7 @@ class Ranks:
 
 
 ALONE = Ranks()
-STORES: list[dist.Store] = []  # through which the ranks of this process's group met; one or none
+STORES: list[Any] = []  # through which the ranks of this process's group met; one or none
 
 
 def current_ranks() -> Ranks:
@@ -198,11 +198,11 @@ def process_group() -> Iterator[Ranks]:
             _use_loopback()
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
         with communication():
-            store, *_ = next(dist.rendezvous("env://", timeout=TIMEOUT))
+            store, *_ = next(dist.rendezvous("env://", timeout=TIMEOUT))  # type: ignore[attr-defined]
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 timeout=TIMEOUT,
-                store=dist.PrefixStore("fleetfoot", store),
+                store=dist.PrefixStore("fleetfoot", store),  # type: ignore[attr-defined]
                 rank=ranks.rank,
                 world_size=ranks.world,
             )

@@ -103,8 +103,8 @@ def check_spec(spec: EnvSpec, num_envs: int, device: torch.device | None) -> Non
     sound(known, f"task_ids {ids} do not index the {len(tasks)} tasks")
     sound(len(set(tasks)) == len(tasks), f"tasks {tasks} repeat a name")
     sound(0 < spec.step_seconds < float("inf"), f"step_seconds is {spec.step_seconds}")
-    problem = None if spec.symmetry is None else problem_of(spec.symmetry, spec)
-    sound(problem is None, f"symmetry: {problem}")
+    unlike = None if spec.symmetry is None else problem_of(spec.symmetry, spec)
+    sound(unlike is None, f"symmetry: {unlike}")
 
 
 def _check_tensor(
