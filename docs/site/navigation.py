@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 import origin
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import Files, InclusionLevel
 
 SECTION = re.compile(r"^## (.+)$|^\s*- \[([^\]]+)\]\(([^)#\s]+)\)", re.M)
 HOME = "README.md"
@@ -60,9 +60,7 @@ def on_files(files: Files, config: Any) -> Files:
         else:
             entry[name] += extra
     config.nav = nav
-    hidden = {page for page in pages if page.startswith("source/")}
-    config.not_in_nav = None
     for file in files.documentation_pages():
-        if file.src_uri in hidden:
-            file.inclusion = type(file.inclusion).NOT_IN_NAV
+        if file.src_uri.startswith("source/"):  # reached by links alone
+            file.inclusion = InclusionLevel.NOT_IN_NAV
     return files
