@@ -19,7 +19,7 @@ FLAGS = (
 )
 PATIENCE = 90.0  # seconds: tests wait for what must happen, and fail where it never does
 # viser says these of any page.
-KNOWN = ("THREE.Clock", "WebGL", "GPU stall", "GL Driver Message")
+KNOWN = ("THREE.Clock", "WebGL", "GPU stall", "GL Driver Message", "passive event listener")
 
 
 def needs_chromium() -> None:

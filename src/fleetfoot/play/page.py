@@ -19,6 +19,7 @@ import contextlib
 import errno
 import http
 import json
+import logging
 import socket
 import threading
 import time
@@ -43,6 +44,9 @@ DEFAULT_PORT, PORTS = 8080, 20  # where none is given, the first free one of so 
 STATE_SECONDS, PICTURE_SECONDS = 0.1, 0.02
 VISER_BYTES = 50 << 20  # the largest message that viser takes
 Json: TypeAlias = dict[str, Any]
+LOGGER = logging.getLogger("fleetfoot.play.page")
+# Browsers open connections ahead and close them unused; each would be a traceback.
+LOGGER.addFilter(lambda record: "handshake" not in str(record.msg))
 
 
 class Page:
@@ -96,6 +100,7 @@ class Page:
             compression=None,
             max_size=VISER_BYTES,
             close_timeout=1.0,
+            logger=LOGGER,
         ):
             self._ready.set()
             await self._stop.wait()
@@ -134,9 +139,8 @@ class Page:
     async def _input(self, connection: Any) -> None:
         await connection.send(json.dumps({"config": self.config}))
         telling = asyncio.create_task(self._tell(connection))
-        let_go: dict[
-            str, Json
-        ] = {}  # what is said for a browser that leaves while it holds something
+        # What is said for a browser that leaves while it holds something.
+        let_go: dict[str, Json] = {}
         try:
             async for message in connection:
                 said = _parsed(message)
