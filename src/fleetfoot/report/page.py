@@ -2,6 +2,8 @@
 
 All text from run folders passes through Jinja's autoescape into HTML, or through `script_json` into the data of the
 page's script. The page's policy (CSP) allows no script but its own and no request.
+
+More than 300 lines: all that goes onto the page is put together here.
 """
 
 from __future__ import annotations
