@@ -59,7 +59,7 @@ def test_show_and_diff(capsys: Capsys) -> None:
     code, out, _ = call(capsys, "recipe", "diff", "fast_td3/pendulum", "p.yaml")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
     assert code == 0
-    assert rows["agent.tau"] == ["0.1", "0.5"]
+    assert rows["agent.tau"] == ["0.05", "0.5"]
     assert rows["agent.critic_net"] == ["MLPConfig", "SimbaV2Config"]
     assert rows["agent.critic_net.width"][0] == "-"
     assert rows["gamma"][1] == "1"

@@ -98,7 +98,9 @@ AGENTS: dict[str, Callable[[], Recipe]] = {
     "ddpg": lambda: small("ddpg/pendulum"),
     "ppo": lambda: on_policy("ppo/pendulum"),
     "ppo discrete": lambda: on_policy("ppo/cartpole"),
-    "daa": lambda: on_policy("daa/pendulum", start_env_steps=512, model_steps=20),
+    "daa": lambda: on_policy(
+        "daa/pendulum", start_env_steps=512, model_steps=20, horizon=5, first_model_steps=640
+    ),
     "pql_d": lambda: small("pql_d/pendulum", topology=SynchronousConfig()),
 }
 TOPOLOGIES: dict[str, Callable[[], Recipe]] = {
