@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-viser = pytest.importorskip("viser", reason="needs viser, of the extra play")
+pytest.importorskip("viser", reason="needs viser, of the extra play")
 
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from fleetfoot.play.extra import start_viser, stop_viser
+from fleetfoot.play.extra import start_viser, stop_viser, viser_module
 from fleetfoot.play.page import Page
 from support.tabs import wait_until
 
@@ -80,7 +80,7 @@ def test_visers_own_port_takes_the_page_and_no_browser() -> None:
     server = start_viser("a test")
     page = Page("127.0.0.1", 0, server.get_port(), config={}, state=dict, hear=lambda said: None)
     try:
-        protocol: Any = [f"viser-v{viser.__version__}"]
+        protocol: Any = [f"viser-v{viser_module().__version__}"]
         inner = f"ws://127.0.0.1:{server.get_port()}"
         for origin in ("http://evil.example", inner.replace("ws", "http")):
             with pytest.raises(InvalidStatus):
