@@ -98,7 +98,9 @@ def test_a_grid_grows_and_a_search_too(capsys: Capsys) -> None:
     assert call(capsys, "sweep", RECIPE, "--over", "gamma=0.9..1", "--trials", "2", *found)[0] == 0
     code, out, _ = call(capsys, "sweep", "--folder", "o", "--trials", "3")
     assert (code, "the best 3 of 3" in out) == (0, True)
-    assert list(read_study(Path("o")).points) == ["trial-000", "trial-001", "trial-002"]
+    study = read_study(Path("o"))
+    assert list(study.points) == ["trial-000", "trial-001", "trial-002"]
+    assert study.sweep["goal"]["trials"] == 3  # should it be killed now, it goes on to as many
 
 
 def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ import pytest
 import rich.console
 
 from fleetfoot import api, recipes
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
+from fleetfoot.evaluate import STOPPING, Evaluator
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.samplers import ProportionalConfig
@@ -31,10 +33,11 @@ from fleetfoot.study.jobs import Listed
 from fleetfoot.study.launch import OnRay
 from fleetfoot.study.progress import Progress
 from fleetfoot.study.runner import Runner, default_workers, workers_in_memory
+from fleetfoot.study.table import curve
 from fleetfoot.study.worker import train
 from fleetfoot.topologies.multi_seed.seeds import make_folders
 from support.runs import agent_state, assert_same, small
-from support.trust_recipes import tiny
+from support.trust_recipes import EVALUATION, tiny
 
 PRIORITISED = ReplayConfig(capacity=40, n_step=2, sampler=ProportionalConfig())
 
@@ -193,6 +196,89 @@ time.sleep(60)
     assert (tmp_path / "saved").read_text() == "b"
 
 
+def test_workers_are_told_to_stop_once_and_have_not_failed(tmp_path: Path) -> None:
+    """A second signal would not let them save."""
+    study = make(tmp_path, a=10, b=20)
+    code = """
+import signal
+if name == "b":
+    while not os.path.exists(folder + '/ready'): time.sleep(0.05)
+    sys.exit(2)
+def save(*_): open(folder + '/told', 'a').write(name)
+signal.signal(signal.SIGTERM, save)
+open(folder + '/ready', 'a')
+while not os.path.exists(folder + '/told'): time.sleep(0.05)
+time.sleep(1.0)
+sys.exit(130)
+"""
+    stubbed = stubbed_runner(study, 2, code)
+    with pytest.raises(UserError, match=r"^b failed: exit code 2"):
+        stubbed.run()
+    assert (tmp_path / "told").read_text() == "a"
+    assert stubbed.failed == {"b": 2}
+
+
+def test_ctrl_c_while_a_worker_is_started_reaches_it(tmp_path: Path) -> None:
+    stopped: list[str] = []
+
+    class Started:
+        def poll(self) -> int | None:
+            return 130 if stopped else None
+
+        def terminate(self) -> None:
+            stopped.append("told")
+
+        def kill(self) -> None:
+            stopped.append("killed")
+
+        def wait(self) -> int:
+            return 130
+
+    class Interrupted:
+        def start(self, command: Sequence[str], log: Path) -> Started:
+            os.kill(os.getpid(), signal.SIGINT)
+            return Started()
+
+    stubbed = stubbed_runner(make(tmp_path, a=10, b=20), 1, "", Interrupted())
+    timer = threading.Timer(5.0, stopped.append, ["too late"])
+    timer.start()
+    assert not stubbed.run()
+    timer.cancel()
+    assert stopped == ["told"]
+
+
+def test_a_worker_finds_no_modules_in_a_strangers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("print('executed')")
+    command = runner.worker_command()
+    done = subprocess.run([*command[:-2], "-c", "import json"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    monkeypatch.syspath_prepend(str(tmp_path))  # as --import does
+    assert "-P" not in runner.worker_command()
+
+
+def test_links_in_a_study_are_not_followed(tmp_path: Path) -> None:
+    study = make(tmp_path / "s", a=10)
+    stubbed = stubbed_runner(study, 1, "print('hello')")
+    (tmp_path / "mine").write_text("")
+    (tmp_path / "s/logs").mkdir()
+    (tmp_path / "s/logs/a.log").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="link"):
+        stubbed.run()
+    assert (tmp_path / "mine").read_text() == ""
+    (tmp_path / "s/logs").rename(tmp_path / "elsewhere")
+    (tmp_path / "s/logs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="logs is a link"):
+        stubbed_runner(study, 1, "print('hello')").run()
+    run = study.seed_folders("a")[0]
+    run.rename(tmp_path / "mine too")
+    run.symlink_to(tmp_path / "mine too")
+    with pytest.raises(UserError, match="seed-0 is a link"):
+        study.jobs()
+
+
 def test_a_worker_stops_when_the_study_is_gone(tmp_path: Path) -> None:
     """Its standard input ends with the process that held the other end."""
     code = (
@@ -221,6 +307,48 @@ def test_a_configuration_is_begun_continued_and_left_alone(count: int, tmp_path:
     assert (job.finished(), job.done()) == (True, 1.0)
     assert train(job.folder) == []
     assert Listed(study.jobs()).next() is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_last_evaluation_that_was_cut_is_made(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(evaluation=EVALUATION)
+    study = open_study(tmp_path, {"a": recipe}, count)
+    (job,) = study.jobs()
+    evaluate = Evaluator.__call__
+
+    def cut(*args: Any) -> Any:
+        if not STOPPING.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "__call__", cut)
+        assert not any(result.finished for result in train(job.folder))
+    assert not job.finished()
+    assert [curve(run, "eval/return") for run in job.runs] == [{}] * count
+    assert all(result.finished for result in train(job.folder))
+    assert job.finished()
+    assert [list(curve(run, "eval/return")) for run in job.runs] == [[20]] * count
+
+
+def test_a_last_evaluation_that_failed_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of the seed whose turn had not come."""
+
+    def fail(*args: Any) -> Any:
+        raise Halted("the simulator is gone")
+
+    recipe = tiny(evaluation=EVALUATION)
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "__call__", fail)
+        with pytest.raises(Halted, match="saved after 20 vec steps"):
+            api.train_seeds(recipe, 2, tmp_path / "s")
+    results = api.resume_seeds(tmp_path / "s")
+    assert all(result.finished for result in results)
+    assert [list(curve(result.folder, "eval/return")) for result in results] == [[20], [20]]
 
 
 def test_seeds_that_cannot_be_batched_have_a_process_each(tmp_path: Path) -> None:

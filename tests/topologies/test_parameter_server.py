@@ -6,12 +6,13 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import train
@@ -31,7 +32,7 @@ from fleetfoot.topologies.gorila.bundle import (
     server_config,
     total_updates,
 )
-from fleetfoot.topologies.gorila.loop import gradient_metrics
+from fleetfoot.topologies.gorila.loop import ServerRun, gradient_metrics
 from fleetfoot.topologies.gorila.ray_server import RayServer
 from fleetfoot.topologies.gorila.replica import Outliers, ServerLost, flatten
 from fleetfoot.topologies.gorila.server import (
@@ -463,3 +464,16 @@ def test_a_shard_that_is_lost_while_its_state_is_loaded_is_replaced(
     monkeypatch.setattr(server, "restore", restore)
     server.resume([{}], 3)
     assert loaded == [3, 4]
+
+
+def test_an_evaluation_is_of_the_servers_weights() -> None:
+    """Also where a run that goes on begins with it: its replica has not pulled yet."""
+    policy = nn.Linear(1, 1)
+    replica = SimpleNamespace(pull=lambda: nn.init.constant_(policy.weight, 3.0))
+    fleet = SimpleNamespace(server=SimpleNamespace(retry=lambda call: call()))
+
+    def evaluator(evaluated: nn.Linear) -> Any:
+        return SimpleNamespace(metrics=lambda: {"eval/return": float(evaluated.weight)})
+
+    parts: Any = (None, fleet, SimpleNamespace(policy=policy), replica, evaluator)
+    assert ServerRun(*parts).evaluate(0) == {"eval/return": 3.0}

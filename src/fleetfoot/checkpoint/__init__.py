@@ -20,7 +20,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetfoot.checkpoint.fit import check_collector_fits, check_counts, check_fits
-from fleetfoot.checkpoint.read import Loaded, load, sealed_recipe, steps, whole_beside
+from fleetfoot.checkpoint.read import (
+    Loaded,
+    load,
+    plain_entry,
+    sealed_recipe,
+    steps,
+    whole_beside,
+)
 from fleetfoot.checkpoint.tree import pack, unpack
 from fleetfoot.checkpoint.write import Checkpoint
 from fleetfoot.config import at_least, part
@@ -34,6 +41,7 @@ __all__ = [
     "check_fits",
     "load",
     "pack",
+    "plain_entry",
     "sealed_recipe",
     "steps",
     "unpack",

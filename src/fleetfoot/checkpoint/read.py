@@ -72,6 +72,17 @@ def steps(run: Path) -> dict[int, Path]:
     return {int(name.split("-")[0]): folder / name for name in names}
 
 
+def plain_entry(folder: Path, name: str) -> bool | int | float | str | None:
+    """One entry of the state in a checkpoint folder, without reading any tensor; None where it is no plain value."""
+    match _about(folder)["trees"]["state"]:
+        case {"dict": list(pairs)}:
+            for pair in pairs:
+                match pair:
+                    case [str(key), bool() | int() | float() | str() as value] if key == name:
+                        return value
+    return None
+
+
 def read_pointer(folder: Path, which: Which) -> Json:
     """What last.json or best.json says, or None where it is absent or damaged."""
     try:

@@ -224,8 +224,13 @@ def stored(where: GoOn) -> Made:
         goal = Goal(str(goal.metric), bool(goal.minimize), int(goal.trials), bool(goal.prune))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{where.folder / 'study.json'} cannot be read: its goal.") from error
+    if where.trials < 0:
+        raise UserError(f"--trials must be at least 1, not {where.trials}.")
     if where.trials:
         goal = replace(goal, trials=where.trials)
+        before = replace(
+            before, sweep={**told, "goal": asdict(goal)}
+        )  # written with the next trial
     axes = space.axes_of(over)
     return Made(before, base, axes, goal, told.get("search") is True)
 

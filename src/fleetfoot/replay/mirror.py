@@ -5,7 +5,7 @@ discount and weight stay. It costs no more updates, and what was learned of one 
 
 No random numbers are needed. Rows are drawn at random, so every second one is a random half. Where each row comes from
 a share of its own (stratified draws), a row would be mirrored always or never, so a coin decides which half it is: the
-parity of the sum of all ages in the batch, which is as random as the draw.
+parity of the sum of all places (age and column) in the batch, which is as random as the draw.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class Mirror:
         self.critic = None if symmetry.critic is None else _Reflected(symmetry.critic, device)
         self.action = _Reflected(symmetry.action, device)
 
-    def chosen(self, age: Tensor) -> Tensor:
-        """Which rows; `age` [B] or [B, S], of the rows drawn. The same shape."""
-        place = torch.arange(len(age), device=age.device)
-        return (place.view(-1, *[1] * (age.dim() - 1)) + age.sum(0)) % 2 == 1
+    def chosen(self, place: Tensor) -> Tensor:
+        """Which rows; `place` [B] or [B, S]: age + column of the rows drawn. The same shape."""
+        number = torch.arange(len(place), device=place.device)
+        return (number.view(-1, *[1] * (place.dim() - 1)) + place.sum(0)) % 2 == 1
 
     def obs(self, obs: Obs, chosen: Tensor) -> Obs:
         actor = self.actor.where(chosen, obs.actor)
         critic = actor if self.critic is None else self.critic.where(chosen, obs.critic)
         return Obs(actor, critic, obs.task)
 
-    def batch(self, batch: Batch, age: Tensor) -> Batch:
-        chosen = self.chosen(age)
+    def batch(self, batch: Batch, place: Tensor) -> Batch:
+        chosen = self.chosen(place)
         # Field by field: `_replace` is more than the compiler of torch 2.11 takes.
         return Batch(
             obs=self.obs(batch.obs, chosen),

@@ -75,7 +75,9 @@ class Observations:
         at = (self.num_dropped + age) % self.rows * self.columns + column
         task = None if self.task is None else self.task.index_select(0, column)
         obs = self.obs.whole(*self.obs.gather(at), task)
-        return obs if self.mirror is None else self.mirror.obs(obs, self.mirror.chosen(age))
+        return (
+            obs if self.mirror is None else self.mirror.obs(obs, self.mirror.chosen(age + column))
+        )
 
     def state_dict(self) -> dict[str, Any]:
         state = {"written": self.written, "tensors": self.obs.tensors()}

@@ -193,14 +193,14 @@ class Replay:
         self, age: Tensor, column: Tensor, weight: Tensor, held_out: Drawn | None = None
     ) -> Batch:
         """The rows drawn, folded."""
-        batch = self._mirrored(self._folded(age, column, weight), age)
+        batch = self._mirrored(self._folded(age, column, weight), age, column)
         if held_out is None:
             return batch
         apart = self._folded(held_out.age, held_out.column, held_out.weight)
-        return batch._replace(held_out=self._mirrored(apart, held_out.age))
+        return batch._replace(held_out=self._mirrored(apart, held_out.age, held_out.column))
 
-    def _mirrored(self, batch: Batch, age: Tensor) -> Batch:
-        return batch if self.mirror is None else self.mirror.batch(batch, age)
+    def _mirrored(self, batch: Batch, age: Tensor, column: Tensor) -> Batch:
+        return batch if self.mirror is None else self.mirror.batch(batch, age + column)
 
     def _folded(self, age: Tensor, column: Tensor, weight: Tensor) -> Batch:
         ring = self.ring

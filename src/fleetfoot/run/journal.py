@@ -174,9 +174,9 @@ class Journal:
     def due(self) -> bool:
         """Is there anything to write after this vec step?"""
         save = self.recipe.checkpoint.due(self.vec_steps)
-        return self._evaluation_due() or save or self.log.due(self.vec_steps)
+        return self.evaluation_due() or save or self.log.due(self.vec_steps)
 
-    def _evaluation_due(self) -> bool:
+    def evaluation_due(self) -> bool:
         every = self.recipe.evaluation.every_vec_steps
         return self.trained or (every > 0 and self.vec_steps % every == 0)
 
@@ -194,7 +194,7 @@ class Journal:
             with self.ranks.raise_together():
                 metrics = self.log.read(self.counters())
             metrics |= self.timer.metrics() | {"time/compile_s": self.compile_seconds}
-            if self._evaluation_due():
+            if self.evaluation_due():
                 metrics |= self._evaluate(subject)
             with self.ranks.raise_together():
                 self.log.write(self.counters(), metrics)
@@ -204,7 +204,7 @@ class Journal:
                 self.save(subject)
 
     def _evaluate(self, subject: Subject) -> dict[str, float]:
-        """Empty, and owed, where the run is asked to stop meanwhile."""
+        """Empty, and owed, where the run is asked to stop meanwhile; owed too where its environments fail."""
         self.evaluation_owed = False
         try:
             metrics: dict[str, float] = self.ranks.broadcast_from_first(
@@ -213,6 +213,9 @@ class Journal:
         except EvaluationCut:
             self.evaluation_owed = True
             return {}
+        except Halted:
+            self.evaluation_owed = True
+            raise
         return metrics
 
     def catch_up(self, subject: Subject) -> None:
@@ -224,8 +227,7 @@ class Journal:
                 with self.ranks.raise_together():
                     self.log.write(self.counters(), metrics)
                 self.record_evaluation(subject, self.counters(), metrics)
-                if self.trained:
-                    self.save(subject)
+                self.save(subject)  # or it would be owed again
 
     def record_evaluation(
         self,

@@ -62,7 +62,11 @@ class Study:
         return made
 
     def make_folders(self, name: str) -> None:
+        """UserError where one of them is a link: a study trains in its own folder, whoever made it."""
         recipe, place = self.points[name], self.point_folder(name)
+        for folder in (place.parent, place, *self.seed_folders(name)):
+            if folder.is_symlink():
+                raise UserError(f"{folder} is a link, which is not followed.")
         if not place.exists():
             with writing(place):
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fleetfoot.errors import writing
+from fleetfoot.errors import UserError, writing
+from fleetfoot.files import open_append
 
 LOST = 1  # exit code of a process whose machine is gone
 
@@ -28,13 +29,20 @@ class Launcher(Protocol):
     def start(self, command: Sequence[str], log: Path) -> Process: ...
 
 
+def make_folder(logs: Path) -> None:
+    """UserError where there is a link: the study may be a stranger's."""
+    logs.mkdir(parents=True, exist_ok=True)
+    if logs.is_symlink():
+        raise UserError(f"{logs} is a link, which is not followed.")
+
+
 class Locally:
     """Processes on this machine."""
 
     def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         with writing(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as file:
+            make_folder(log.parent)
+            with open_append(log) as file:
                 return subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,  # closes when this process ends
@@ -59,7 +67,7 @@ class OnRay:
 
     def start(self, command: Sequence[str], log: Path) -> RayProcess:
         with writing(log):
-            log.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(log.parent)
         return RayProcess(self.ray, self.host.remote(list(command), str(log), os.getcwd()))
 
 

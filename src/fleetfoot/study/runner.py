@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -25,7 +26,6 @@ from fleetfoot.system import free_bytes, resolve_device, usable_cores
 
 POLL_SECONDS = 0.2
 FINISHED = 0  # exit code of a worker; not imported from it, which `python -m` must load itself
-WORKER = (sys.executable, "-m", "fleetfoot.study.worker")  # and a folder, and modules to import
 PROCESS_BYTES = 1 << 29  # of a worker without its replay: Python and torch
 MEMORY_SHARE = 0.9  # of what is free
 
@@ -42,6 +42,13 @@ def workers_in_memory(recipe: Recipe, runs: int) -> int:
     device = recipe.torch_device()
     need = PROCESS_BYTES + runs * estimate(recipe).replay_bytes
     return max(1, int(MEMORY_SHARE * free_bytes(device) // need))
+
+
+def worker_command() -> list[str]:
+    """To be followed by a folder, and modules to import. A worker looks for modules in the current folder only where
+    this process does, because the user named one there: a stranger's folder may hold a torch.py."""
+    here = {"", os.getcwd()} & set(sys.path)
+    return [sys.executable, *([] if here else ["-P"]), "-m", "fleetfoot.study.worker"]
 
 
 def run_study(
@@ -75,11 +82,12 @@ class Runner:
     progress: Progress
     logs: Path
     imports: Sequence[str] = ()
-    worker: Sequence[str] = WORKER
+    worker: Sequence[str] = field(default_factory=worker_command)
     launcher: Launcher = field(default_factory=Locally)
     running: dict[str, tuple[Job, Process]] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)  # exit codes
     unwanted: set[str] = field(default_factory=set)  # told to stop, because the plan says so
+    told: set[str] = field(default_factory=set)  # to stop: a second signal would not let them save
     worked: int = 0
     signals: int = 0  # how often the user has asked to stop
 
@@ -116,6 +124,8 @@ class Runner:
                 return
             command = [*self.worker, str(job.folder), *self.imports]
             self.running[job.name] = job, self.launcher.start(command, self.log(job.name))
+            if self.signals:  # it came while the process was started
+                self.stop()
 
     def collect(self) -> None:
         for name, (job, process) in list(self.running.items()):
@@ -128,7 +138,7 @@ class Runner:
                 self.plan.ended(job, "finished")
             elif name in self.unwanted:
                 self.plan.ended(job, "stopped")
-            elif not self.signals:
+            elif name not in self.told:
                 self.failed[name] = code
                 self.plan.ended(job, "failed")
             if not self.signals:
@@ -136,11 +146,14 @@ class Runner:
         waited_for = [job for job, _ in self.running.values() if job.name not in self.unwanted]
         for job in self.plan.unwanted(waited_for):
             self.unwanted.add(job.name)
-            self.running[job.name][1].terminate()
+            self.stop(job.name)
 
-    def stop(self) -> None:
-        for _, process in self.running.values():
-            process.terminate()
+    def stop(self, *names: str) -> None:
+        """Let these save and end; without names, all."""
+        for name in names or list(self.running):
+            if name not in self.told:
+                self.told.add(name)
+                self.running[name][1].terminate()
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -148,8 +161,10 @@ class Runner:
 
         def handle(number: int, frame: FrameType | None) -> None:
             self.signals += 1
-            for _, process in self.running.values():
-                process.terminate() if self.signals == 1 else process.kill()
+            self.stop()
+            if self.signals > 1:
+                for _, process in self.running.values():
+                    process.kill()
 
         before: dict[int, Any] = {}
         for number in (signal.SIGINT, signal.SIGTERM):

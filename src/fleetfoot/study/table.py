@@ -79,7 +79,8 @@ def write_table(study: Study, metric: str) -> tuple[list[Row], Path]:
     paths = list(dict.fromkeys(path for row in rows for path in row.settings))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    seeds = [f"seed {number}" for number in range(study.seeds)]
+    first = next((recipe.seed for recipe in study.points.values()), 0)
+    seeds = [f"seed {first + number}" for number in range(study.seeds)]
     writer.writerow([*paths, "state", f"mean {metric}", *seeds])
     for row in rows:
         mean = "" if math.isnan(row.mean) else f"{row.mean:.9g}"

@@ -31,7 +31,6 @@ PREDECESSOR_SECONDS = 60
 def main(args: Sequence[str]) -> int:
     folder, *modules = args
     threading.Thread(target=stop_at_end_of, args=(sys.stdin.fileno(),), daemon=True).start()
-    sys.path.insert(0, os.getcwd())  # where the user's modules are
     try:
         for module in modules:
             importlib.import_module(module)

@@ -133,6 +133,7 @@ class ServerRun:
         server.retry(self.replica.pull)
 
     def evaluate(self, vec_steps: int) -> dict[str, float]:
+        self.fleet.server.retry(self.replica.pull)  # a run that goes on begins with this
         return self.evaluator(self.agent.policy).metrics()
 
     def state_dict(self, *, with_replay: bool) -> State:

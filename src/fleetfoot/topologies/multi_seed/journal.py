@@ -57,6 +57,8 @@ class MultiSeedJournal(Journal):
             self.timer.next_vec_step()
             return
         self._hand_out(subject)
+        for journal, _ in self.seeds:  # if one fails, those after it do not come to their own
+            journal.evaluation_owed = journal.evaluation_due()
         for journal, parts in self.seeds:
             journal.after_vec_step(parts)
         self._drop_older()

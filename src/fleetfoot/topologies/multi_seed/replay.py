@@ -92,7 +92,9 @@ class MultiSeedReplay(Replay):
             weight=seeds_second(flat.weight),
             row_id=seeds_second(flat.row_id),
         )
-        return self._mirrored(batch, seeds_second(age))
+        if self.mirror is None:
+            return batch
+        return self._mirrored(batch, seeds_second(age), seeds_second(column % self.sampler.width))
 
 
 class SeedReplay(Replay):

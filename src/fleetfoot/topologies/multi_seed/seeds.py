@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetfoot import checkpoint
-from fleetfoot.errors import writing
+from fleetfoot.errors import UserError, writing
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import clear, has_checkpoint, write_recipe
 from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_not_batched
@@ -79,7 +79,15 @@ def saved_steps(folder: Path) -> dict[int, Path]:
 
 
 def is_finished(folder: Path, recipe: Recipe) -> bool:
-    return max(saved_steps(folder), default=0) >= recipe.total_vec_steps
+    """Are all vec steps made, and was the last evaluation not cut?"""
+    saved = saved_steps(folder)
+    last = max(saved, default=0)
+    if last < recipe.total_vec_steps:
+        return False
+    try:
+        return not checkpoint.plain_entry(saved[last], "evaluation_owed")
+    except UserError:  # damaged: whoever goes on with it says so
+        return False
 
 
 def tell(line: str) -> None:
