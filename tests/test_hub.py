@@ -173,7 +173,11 @@ def test_a_run_without_an_evaluation_has_nothing_to_push(
 ) -> None:
     folder = tmp_path / "run"
     api.train(tiny(), folder)
-    (folder / "checkpoints" / "best.json").unlink()
+    pointer = folder / "checkpoints" / "best.json"
+    best = folder / "checkpoints" / json.loads(pointer.read_text().splitlines()[-1])["folder"]
+    best.rename(tmp_path / "elsewhere")
+    assert best.name in refusal(capsys, "push", str(folder), "lab/x")
+    pointer.unlink()
     assert "has no best checkpoint to push" in refusal(capsys, "push", str(folder), "lab/x")
 
 

@@ -22,7 +22,7 @@ from fleetfoot.checkpoint.read import read_pointer
 from fleetfoot.checkpoint.version import library
 from fleetfoot.errors import UserError, one_line, writing
 from fleetfoot.extras import install_line
-from fleetfoot.files import read_bytes
+from fleetfoot.files import open_plain
 from fleetfoot.run.folder import read_recipe
 
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -59,9 +59,7 @@ def push(folder: Path, repo: str, *, public: bool = False, message: str = "") ->
     with tempfile.TemporaryDirectory(prefix="fleetfoot-push-") as name:
         staged = Path(name)
         for path in files:
-            target = staged / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(read_bytes(folder / path, most=MOST_BYTES))
+            copy(folder / path, staged / path)
         (staged / "README.md").write_text(card(hub, folder, repo), encoding="utf-8")
         size = sum(path.stat().st_size for path in staged.rglob("*") if path.is_file())
         with talking(repo):
@@ -80,13 +78,13 @@ def to_push(folder: Path) -> list[Path]:
     """The files of a run that travel, relative to its folder."""
     recipe = read_recipe(folder)
     pointer = read_pointer(folder / "checkpoints", "best")
-    if pointer is None:
+    if pointer is None or pointer["score"] is None:
         raise UserError(
             f"{folder} has no best checkpoint to push: {recipe.name} was not evaluated yet."
         )
     best = Path("checkpoints") / pointer["folder"]
     found = [Path("recipe.json"), Path("spec.json"), Path("metrics.jsonl"), Path("provenance.json")]
-    found += [Path("checkpoints/best.json"), *(best / p.name for p in (folder / best).iterdir())]
+    found += [Path("checkpoints/best.json"), *(best / p.name for p in (folder / best).glob("*"))]
     videos = [p for p in (folder / "videos").glob("*") if WANTED.fullmatch(f"videos/{p.name}")]
     newest = max(videos, key=lambda path: path.stat().st_mtime, default=None)
     found += [] if newest is None else [Path("videos") / newest.name]
@@ -150,10 +148,7 @@ def pull(repo: str, folder: Path | None = None, *, revision: str | None = None) 
                 endpoint=endpoint(),
             )
         for name in wanted:
-            source, target = staged / "download" / name, staged / "run" / name
-            data = read_bytes(source, most=MOST_BYTES)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
+            copy(staged / "download" / name, staged / "run" / name)
         policy_works(staged / "run", repo)
         if place.exists():
             place.rmdir()
@@ -176,6 +171,13 @@ def chosen(repo: str, siblings: list[Any]) -> list[str]:
             f"{repo} has {len(names):,} files of {sum(sizes):,} bytes, which is more than a run can have."
         )
     return names
+
+
+def copy(source: Path, target: Path) -> None:
+    """A plain file, piece by piece. UserError if it is a link or too large."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_plain(source, most=MOST_BYTES) as file, target.open("xb") as out:
+        shutil.copyfileobj(file, out)
 
 
 def policy_works(folder: Path, repo: str = "") -> None:

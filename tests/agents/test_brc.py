@@ -349,6 +349,7 @@ def best_returns(folder: Path) -> list[float]:
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_learns_one_pendulum_whose_rewards_are_in_the_thousands(tmp_path: Path) -> None:
     assert train_until(alone(3), tmp_path / "run", -250_000).best_return >= -250_000
 

@@ -362,6 +362,7 @@ def test_running_statistics_travel_with_the_policy() -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU")
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     compiled, eager = make_agent(), make_agent()
     update = updater(compiled, precision="float32", mode="compiled", device=CPU)

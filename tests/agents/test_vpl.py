@@ -348,6 +348,7 @@ def test_wrong_input() -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_learns_the_pendulum(tmp_path: Path) -> None:
     recipe = replace(recipes.get("vpl/pendulum"), threads=1, device="cpu")
     assert train_until(recipe, tmp_path / "run", -200).best_return >= -200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ pytest.importorskip("viser", reason="needs viser, of the extra play")
 
 from PIL import Image
 
-from fleetfoot import deploy
+from fleetfoot import UserError, deploy
 from fleetfoot.envs.atari import AtariConfig
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.envs.vec_env import EnvConfig
-from fleetfoot.play.environment import RANDOM, YOU, EnvironmentSession
+from fleetfoot.play.environment import RANDOM, YOU, EnvironmentSession, jpeg
 from fleetfoot.play.keys import keys_of, pressed_action
 from fleetfoot.play.source import open_source
 from support.tabs import wait_until
@@ -56,6 +57,22 @@ def test_who_presses_a_key_plays(session: EnvironmentSession) -> None:
     for nonsense in ({"key": "F1", "down": True}, {"key": 3}, {"press": 3}, {}, {"steer": [1]}):
         session.hear(nonsense)
     assert not session.held
+
+
+def test_a_choice_that_is_under_way_is_not_taken_back(session: EnvironmentSession) -> None:
+    session.chosen = SimpleNamespace(value=RANDOM)  # chosen in a browser, and not yet told
+    session._refresh()
+    assert session.chosen.value == RANDOM
+    session.hear({"key": "ArrowRight", "down": True})
+    session._refresh()
+    assert session.chosen.value == YOU
+
+
+def test_what_is_no_picture_is_one_line() -> None:
+    nothing: Any = None
+    for picture in (nothing, np.zeros((4, 4, 3))):
+        with pytest.raises(UserError, match="no picture"):
+            jpeg(picture)
 
 
 class Fixed(deploy.Policy):

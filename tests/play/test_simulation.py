@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from fleetfoot import UserError, deploy
+from fleetfoot.envs.robot import robots
 from fleetfoot.play import robot as playing
+from fleetfoot.play.controls import Controls
 from fleetfoot.play.simulation import Simulation
 from fleetfoot.play.source import SHIPPED
 from support.tabs import wait_until
@@ -97,9 +102,25 @@ def test_an_exploded_robot_is_put_back(simulation: Simulation) -> None:
     assert np.isfinite(simulation.robot.data.qpos).all()
 
 
-def test_a_policy_of_another_robot_is_refused(simulation: Simulation) -> None:
-    import dataclasses
+def test_a_command_that_cannot_be_0_begins_within_its_range() -> None:
+    policy = deploy.load(SHIPPED)
+    commands = policy.about.commands | {"forward": (0.5, 1.0)}
+    policy.about = dataclasses.replace(policy.about, commands=commands)
+    simulation = Simulation({"walk": policy}, playing.find(policy.about))
+    assert simulation.command.tolist() == [0.5, 0.0, 0.0]
+    gui: Any = MagicMock()
+    Controls(gui, simulation, MagicMock())
+    begin = [call.kwargs["initial_value"] for call in gui.add_slider.call_args_list[:3]]
+    assert begin == [0.5, 0.0, 0.0]
 
+
+def test_a_model_with_other_joints_is_refused() -> None:
+    policy = deploy.load(SHIPPED)
+    with pytest.raises(UserError, match="other joints"):
+        Simulation({"walk": policy}, robots.find("go1"))
+
+
+def test_a_policy_of_another_robot_is_refused(simulation: Simulation) -> None:
     other = deploy.load(SHIPPED)
     joints = other.about.joints[::-1]
     other.about = dataclasses.replace(other.about, joints=joints)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fleetfoot import UserError, api, deploy, export_run
-from fleetfoot.play.watcher import Watcher, column
+from fleetfoot.play.watcher import Watcher, column, escaped
 
 
 class Quick(Watcher):
@@ -96,6 +96,11 @@ def test_a_process_of_its_own_exports(run: Path, tmp_path: Path) -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no recipe\.json"):
         Watcher(tmp_path)
+
+
+def test_a_problem_is_shown_as_text() -> None:
+    quoted = escaped("<iframe srcdoc=x>  [a](b)\n_c_ `d`")
+    assert quoted == r"\<iframe srcdoc\=x\> \[a\]\(b\) \_c\_ \`d\`"
 
 
 def test_columns_of_a_log_with_gaps() -> None:

@@ -334,6 +334,7 @@ def test_wrong_input() -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_prioritised_fast_td3_solves_the_pendulum(tmp_path: Any) -> None:
     base = recipes.get("fast_td3/pendulum")
     recipe = replace(

@@ -121,6 +121,21 @@ def test_only_this_machine_by_its_own_name_and_only_reading(tmp_path: Path) -> N
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_run_that_vanishes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, "a/x", 0, [1.0])
+
+    def gone(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with running(tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("fleetfoot.report.serve.build", gone)
+            assert ask(server, "/content")[0] == 500
+        assert ask(server, "/content")[0] == 200
+
+
 def test_a_damaged_run_is_named_and_the_others_stay(tmp_path: Path) -> None:
     make_run(tmp_path, "a/x", 0, [1.0])
     (tmp_path / "torn").mkdir()

@@ -59,6 +59,23 @@ def write_page(folder: Path, *runs: Path) -> Path:
     return path
 
 
+RANGE = "document.getElementById('figure-0').layout.xaxis.range"
+
+
+def zoom(browser: Browser) -> list[float]:
+    """Drag a rectangle in the first figure. The new range of its horizontal axis."""
+    mouse, layer = browser.page.mouse, browser.page.locator("#figure-0 .nsewdrag").first
+    layer.scroll_into_view_if_needed()
+    box, whole = layer.bounding_box(), browser.run(RANGE)
+    mouse.move(box["x"] + 60, box["y"] + 60)
+    mouse.down()
+    mouse.move(box["x"] + 260, box["y"] + 200, steps=8)
+    mouse.up()
+    browser.wait(f"{RANGE}[0] > {whole[0]} + 1")
+    zoomed: list[float] = browser.run(RANGE)
+    return zoomed
+
+
 def click(browser: Browser, chip: str) -> None:
     browser.page.locator(f".chip{chip}").first.click()
 
@@ -81,26 +98,17 @@ def test_it_draws_hides_and_runs_no_strangers_script(tmp_path: Path, browser: Br
 @pytest.mark.slow
 def test_it_zooms_shows_values_and_plays_the_film(tmp_path: Path, browser: Browser) -> None:
     browser.open(write_page(tmp_path, two_groups(tmp_path / "runs")))
-    mouse, layer = browser.page.mouse, browser.page.locator("#figure-0 .nsewdrag").first
-    layer.scroll_into_view_if_needed()
-    box = layer.bounding_box()
-    whole = browser.run("document.getElementById('figure-0').layout.xaxis.range")
+    browser.page.locator("#figure-0").scroll_into_view_if_needed()
     # The last point of the last group, wherever it is: its mean is drawn on top.
     point = (
         browser.page.locator("#figure-0 .trace").last.locator(".points path").last.bounding_box()
     )
-    mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
+    browser.page.mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
     label = browser.wait("document.querySelector('#figure-0 .hovertext')?.textContent")
     assert "fast_td3/pendulum" in label
-    mouse.move(box["x"] + 60, box["y"] + 60)
-    mouse.down()
-    mouse.move(box["x"] + 260, box["y"] + 200, steps=8)
-    mouse.up()
-    browser.wait(f"document.getElementById('figure-0').layout.xaxis.range[0] > {whole[0]} + 1")
-    zoomed = browser.run("document.getElementById('figure-0').layout.xaxis.range")
+    zoomed = zoom(browser)
     click(browser, "[data-run]")  # hiding keeps the zoom
-    now = browser.run("document.getElementById('figure-0').layout.xaxis.range")
-    assert now == pytest.approx(zoomed)
+    assert browser.run(RANGE) == pytest.approx(zoomed)
     browser.run("() => { document.querySelector('video').play() }")
     browser.wait("document.querySelector('video').currentTime > 0")
     browser.page.locator("#metric").select_option("eval/action_jerk")
@@ -163,10 +171,12 @@ def test_the_dashboard_follows_a_run(tmp_path: Path, browser: Browser) -> None:
             points = "document.getElementById('figure-0').data[0].x.length"
             assert browser.run(points) == 12
             click(browser, "[data-run='1']")
+            zoomed = zoom(browser)
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
             more = lines[-1] | {"vec_steps": 130, "env_steps": 520, "eval/return": 7.0}
             write_lines(folder, [*lines, more])
             browser.wait(f"{points} === 13")
+            assert browser.run(RANGE) == pytest.approx(zoomed)
             hidden = "[...document.querySelectorAll('.chip[aria-pressed=false]')].map(c => c.textContent)"
             assert browser.run(hidden) == ["seed 1"]
             full_run(tmp_path, "_first/x", 0)  # from now on the numbers of the others are larger

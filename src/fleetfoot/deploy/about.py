@@ -222,6 +222,8 @@ def _joint(read: Reader) -> Joint:
 
 def _range(read: Reader, key: str) -> tuple[float, float]:
     bounds = read.numbers(key, float)
-    if len(bounds) != 2:
-        raise UserError(f"{read.name} has a command {key!r} without two bounds.")
+    if len(bounds) != 2 or not -1e15 < bounds[0] <= bounds[1] < 1e15:
+        raise UserError(
+            f"{read.name} has a command {key!r} without two bounds, the lower one first."
+        )
     return bounds[0], bounds[1]

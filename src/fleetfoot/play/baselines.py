@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fleetfoot import deploy
-from fleetfoot.deploy.fields import Array
+from fleetfoot.deploy.fields import Array, Reader
 
 
 class ZeroPolicy(deploy.Policy):
@@ -14,9 +14,9 @@ class ZeroPolicy(deploy.Policy):
 
     def __init__(self, about: deploy.About) -> None:
         self.about = about
-        joints = about.raw["joints"]
+        joints = Reader(about.raw, about.name).tables("joints")
         self.offset, self.scale = (
-            np.array([joint[key] for joint in joints], np.float32)
+            np.array([joint.number(key, float) for joint in joints], np.float32)
             for key in ("action_offset", "action_scale")
         )
 

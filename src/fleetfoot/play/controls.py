@@ -58,21 +58,23 @@ class Controls:
     def _commands(self) -> None:
         sim = self.simulation
         with self.gui.add_folder("Command"):
-            for name, (low, high) in sim.about.commands.items():
+            for value, (name, (low, high)) in zip(
+                sim.command, sim.about.commands.items(), strict=True
+            ):
                 label = f"{name} ({UNITS[name]})" if name in UNITS else name
                 slider = self.gui.add_slider(
-                    label, low, high, step=(high - low) / 100 or 1.0, initial_value=0.0
+                    label, low, high, step=(high - low) / 100 or 1.0, initial_value=float(value)
                 )
                 slider.on_update(self._slid)
                 self.sliders.append(slider)
-            self._shown = [0.0] * len(self.sliders)
+            self._shown = self._command()
             self.gui.add_button("Stop").on_click(lambda _: sim.steer([0.0] * len(self.sliders)))
 
     def _slid(self, event: Any) -> None:
         if event.client is None:  # we moved it ourselves
             return
-        self._shown = [slider.value for slider in self.sliders]
-        self.simulation.steer(self._shown)
+        self.simulation.steer([slider.value for slider in self.sliders])
+        self._shown = self._command()  # the slider shows it already
 
     def _pushes(self) -> None:
         with self.gui.add_folder("Push"):
@@ -125,11 +127,14 @@ class Controls:
 
     def refresh(self) -> None:
         """Sliders follow the stick, keys and gamepads."""
-        command = [round(float(value), 2) for value in self.simulation.command]
+        command = self._command()
         if command != self._shown and self.sliders:
             self._shown = command
             for slider, value in zip(self.sliders, command, strict=True):
                 slider.value = value
+
+    def _command(self) -> list[float]:
+        return [round(float(value), 2) for value in self.simulation.command]
 
 
 def _told(handle: Any, use: Callable[[Any], None]) -> Callable[[Any], None]:

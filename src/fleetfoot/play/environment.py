@@ -120,6 +120,7 @@ class EnvironmentSession:
     def _panel(self) -> None:
         gui = self.server.gui
         names = [*self.policies, RANDOM, YOU]
+        self._shown = self.current
         self.chosen = gui.add_dropdown("Who plays", names, initial_value=self.current)
         self.chosen.on_update(lambda _: self.choose(str(self.chosen.value)))
         with gui.add_folder("Time"):
@@ -131,8 +132,9 @@ class EnvironmentSession:
     def _refresh(self) -> None:
         """The panel, once there is one."""
         self._more()
-        if self.chosen is not None and self.chosen.value != self.current:
-            self.chosen.value = self.current
+        # Only what a key has changed: a choice in the panel that is under way must not be taken back.
+        if self.chosen is not None and self._shown != self.current:
+            self._shown = self.chosen.value = self.current
 
     def choose(self, name: str) -> None:
         if name in (*self.policies, RANDOM, YOU):
@@ -221,7 +223,8 @@ class EnvironmentSession:
         except UserError as error:
             self.failed = error
             self._closed.set()
-        begun.set()
+        finally:
+            begun.set()
         self._play()
         self.env.close()
 
@@ -281,6 +284,8 @@ def physical(about: deploy.About, obs: Obs) -> NDArray[Any]:
 def jpeg(picture: NDArray[np.uint8]) -> bytes:
     from PIL import Image
 
+    if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8:
+        raise UserError("the environment draws no picture of 8-bit colours.")
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "JPEG", quality=QUALITY)
     return out.getvalue()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 from fleetfoot.errors import UserError
@@ -23,12 +26,28 @@ def viser_module() -> Any:
 def start_viser(label: str) -> Any:
     """A viser server that only this computer can reach, on a port that the system chooses."""
     viser = viser_module()
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints an address that is not ours
+    quiet = contextlib.redirect_stdout(io.StringIO())  # it prints an address that is not ours
+    with quiet, no_browsers():
         server = viser.ViserServer("127.0.0.1", 0, label=label, verbose=False)
     # Any browser may ask for a tunnel through viser's host; ours stays on this computer.
     server.request_share_url = lambda verbose=True: None
     server.gui.configure_theme(show_logo=False, show_share_button=False, brand_color=(30, 136, 229))
     return server
+
+
+@contextlib.contextmanager
+def no_browsers() -> Iterator[None]:
+    """WebSocket servers that start meanwhile take nobody who names an origin.
+
+    Every browser does, for whatever page it is. Our page's relay does not. viser has no option for this.
+    """
+    module: Any = importlib.import_module("websockets.asyncio.server")
+    usual = module.serve
+    module.serve = functools.partial(usual, origins=[None])
+    try:
+        yield
+    finally:
+        module.serve = usual
 
 
 def stop_viser(server: Any) -> None:

@@ -9,7 +9,8 @@ script has to say:
     us -> browser   {"config": {...}} once, then {"state": {...}} ten times a second; and JPEG pictures, where the page
                     shows some
 
-A page of another site could open WebSockets to this computer as well, so both ask where they come from.
+A page of another site could open WebSockets to this computer as well, so both ask where they come from, and viser's own
+port takes no browser at all.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Page:
     @property
     def url(self) -> str:
         host = "localhost" if self.host in ("", "0.0.0.0", "::", *LOOPBACK) else self.host
+        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}"
 
     def close(self) -> None:
@@ -139,16 +141,20 @@ class Page:
     async def _input(self, connection: Any) -> None:
         await connection.send(json.dumps({"config": self.config}))
         telling = asyncio.create_task(self._tell(connection))
-        # What is said for a browser that leaves while it holds something.
+        # What a browser holds, and what is said for it where it leaves without letting go.
         let_go: dict[str, Json] = {}
         try:
             async for message in connection:
                 said = _parsed(message)
                 match said:
-                    case {"steer": list(wanted)}:
+                    case {"steer": list(wanted)} if any(wanted):
                         let_go["steer"] = {"steer": [0.0] * len(wanted)}
-                    case {"key": _}:
-                        let_go["key"] = {"key": "", "down": False}
+                    case {"steer": _}:
+                        let_go.pop("steer", None)
+                    case {"key": str(code), "down": True}:
+                        let_go[f"key {code}"] = {"key": code, "down": False}
+                    case {"key": str(code)}:
+                        let_go.pop(f"key {code}", None)
                 if said is not None:
                     self.hear(said)
         finally:
@@ -200,7 +206,7 @@ def _parsed(message: str | bytes) -> Json | None:
     """What a browser says; None where it is nonsense."""
     if isinstance(message, str) and len(message) < 1_000:
         with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(message)
+            said = json.loads(message, parse_int=float)  # a huge integer overflows later
             return said if isinstance(said, dict) else None
     return None
 

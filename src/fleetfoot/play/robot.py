@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fleetfoot import deploy
+from fleetfoot.deploy.fields import Reader
 from fleetfoot.envs.robot import Robot, robots
 from fleetfoot.errors import UserError
 
 Array: TypeAlias = NDArray[np.float64]
-SENSED = ("joint_pos", "joint_vel", "gyro", "linvel", "gravity")
-STIFFNESS = (
-    120.0  # N/m of the rope per kg of the robot / 10: a pull of 1 m is stronger than its weight
-)
+GAINS = ("actuator_gainprm", "actuator_biasprm")
+STIFFNESS = 12.0  # N/m of the rope, per kg of the robot: a pull of 1 m is stronger than its weight
+MOST_STEPS = 1000  # of the physics in one control step; robots have about ten
 FASTEST = 1e3  # rad/s or m/s: beyond it the simulation has exploded
 
 
@@ -71,6 +71,14 @@ class SimulatedRobot:
         timestep = _told(about).get("timestep")
         if not isinstance(timestep, (int, float)) or not 1e-5 < timestep < 0.1:
             raise UserError(f"{about.name} does not say the timestep of its physics.")
+        if (
+            about.control_hz is None
+            or not 1 <= round(1 / (timestep * about.control_hz)) <= MOST_STEPS
+        ):
+            raise UserError(
+                f"{about.name} has a control rate of {about.control_hz} Hz, which does not fit its physics, with a "
+                f"timestep of {timestep} s."
+            )
         self.robot, self.built = robot, robot.build(float(timestep))
         self.model = self.built.model
         # A robot that explodes is to be seen, not put back to its reference pose in silence.
@@ -80,10 +88,11 @@ class SimulatedRobot:
         self.velocity: Array = np.zeros(len(about.commands))  # what the joystick says
         self.world = World()
         self.random = np.random.default_rng(0)
-        self._noise = {term["name"]: float(term["noise"]) for term in about.raw["obs"]["terms"]}
+        terms = Reader(about.raw, about.name).table("obs").tables("terms")
+        self._noise = {term.text("name"): float(term.number("noise", float)) for term in terms}
         self._nominal = {
             name: getattr(self.model, name).copy()
-            for name in ("geom_friction", "pair_friction", "body_mass", "body_inertia")
+            for name in ("geom_friction", "pair_friction", "body_mass", "body_inertia", *GAINS)
         }
         self._told = (1.0, 1.0)  # friction and mass as they are in the model
         self._orders: deque[deploy.Order] = deque()
@@ -98,6 +107,8 @@ class SimulatedRobot:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = self.built.qpos
         self.data.ctrl[:] = self.built.offset
+        for name in GAINS:  # a controller that damps has taken them away
+            getattr(self.model, name)[:] = self._nominal[name]
         mujoco.mj_forward(self.model, self.data)
         self._orders.clear()
         self.pull = None
@@ -184,11 +195,12 @@ class SimulatedRobot:
 
     def _apply_pull(self) -> None:
         self.data.xfrc_applied[:] = 0.0
-        if self.pull is None:
+        pull = self.pull  # once: a browser may let go at any moment
+        if pull is None:
             return
-        body, point, goal = self.pull
+        body, point, goal = pull
         here = self.data.xpos[body] + self.data.xmat[body].reshape(3, 3) @ point
-        force = STIFFNESS * self.model.body_mass.sum() / 10.0 * (goal - here)
+        force = STIFFNESS * self.model.body_mass.sum() * (goal - here)
         self.data.xfrc_applied[body, :3] = force
         arm = here - self.data.xipos[body]
         self.data.xfrc_applied[body, 3:] = np.cross(arm, force)

@@ -24,7 +24,7 @@ REFRESH = 0.1  # seconds between two updates of the sliders
 PLOT = 0.25  # and of the plots
 SECOND = 50  # control steps that figures on the page are means of
 HINT = (
-    "W S A D or arrows: go    Q E: turn    space: pause    .: step    R: restart    P: push    "
+    "W S A D: go    Q E: turn    arrows: go and turn    space: pause    .: step    R: restart    P: push    "
     "or a gamepad"
 )
 
@@ -49,6 +49,7 @@ class RobotSession:
         self._more = extra(self.server.gui) if extra is not None else lambda: None
         self.controls = Controls(self.server.gui, self.simulation, self.scene)
         self.plots = Plots(self.server.gui, self.simulation)
+        self.frame_rate = 0.0  # a browser may ask as soon as there is a page
         names = list(self.simulation.about.commands)
         config = {"kind": "robot", "title": title, "hint": HINT, "steers": len(names) == 3}
         try:
@@ -63,7 +64,6 @@ class RobotSession:
         except BaseException:
             stop_viser(self.server)
             raise
-        self.frame_rate = 0.0
         self._closed = threading.Event()
         self._drawer = threading.Thread(target=self._draw, name="draw", daemon=True)
         self.simulation.start()
@@ -111,7 +111,6 @@ class RobotSession:
             "lines": lines,
             "command": command.tolist(),
             "measured": [_finite(value) for value in measured],
-            "height": _finite(sim.robot.data.qpos[2]),
             "seconds": sim.robot.clock(),
             "steps": sim.steps,
             "restarts": sim.restarts,

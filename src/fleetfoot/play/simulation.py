@@ -36,15 +36,16 @@ class Simulation:
     def __init__(self, policies: Mapping[str, deploy.Policy], robot: Robot, seed: int = 0) -> None:
         first = next(iter(policies.values()))
         self.about = first.about
+        self.robot = SimulatedRobot(self.about, robot)
         for policy in policies.values():
-            deploy.Controller(policy).check_joints([joint.name for joint in self.about.joints])
+            deploy.Controller(policy).check_joints(self.robot.names)
         baselines = {
             "stand (action 0)": ZeroPolicy(self.about),
             "random actions": RandomPolicy(self.about, seed),
         }
         self.policies: dict[str, deploy.Policy] = {**policies, **baselines}
         self.current = next(iter(policies))
-        self.robot = SimulatedRobot(self.about, robot)
+        self.steer(self.command.tolist())  # a range need not hold 0
         known = RewardMeter.knows(self.robot, self.about)
         self.reward = RewardMeter(self.robot, self.about) if known else None
         assert self.about.control_hz is not None

@@ -7,6 +7,7 @@ for it. A checkpoint that vanishes while it is read (the training keeps few) is 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,7 @@ class CurvesPanel:
         step = "none" if self.watcher.step is None else f"{self.watcher.step:,}"
         shown = f"Policy shown: after **{step}** vec steps"
         if self.watcher.problem:
-            shown += f"  \n{self.watcher.problem}"
+            shown += f"  \n{escaped(self.watcher.problem)}"
         if self.text.content != shown:
             self.text.content = shown
 
@@ -149,6 +150,11 @@ class CurvesPanel:
             if len(x) >= 2:
                 self.plots[name].data = (x, y)
             self.plots[name].visible = len(x) >= 2
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown that shows it as it is: viser renders HTML inside Markdown, and a message may quote a file."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
 
 
 def column(

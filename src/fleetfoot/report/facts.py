@@ -84,10 +84,12 @@ def find_films(folder: Path) -> Iterator[Film]:
     if videos.is_symlink() or not videos.is_dir():
         return
     paths = [path for path in videos.iterdir() if path.suffix.lower() in FILM_TYPES]
-    plain = [path for path in paths if path.is_file() and not path.is_symlink()]
+    whole = [
+        path for path in paths if not path.name.startswith(".")
+    ]  # not one that is being written
+    plain = [path for path in whole if path.is_file() and not path.is_symlink()]
     for path in sorted(plain, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
-        if not path.name.startswith("."):  # one that is still being written
-            yield Film(path, FILM_TYPES[path.suffix.lower()])
+        yield Film(path, FILM_TYPES[path.suffix.lower()])
 
 
 def _entries(folder: Path, notes: list[str]) -> list[Any]:

@@ -145,8 +145,17 @@
     const open = new Set([...document.querySelectorAll("details[open] > summary")].map((one) => one.textContent));
     const chosen = byId("metric")?.value;
     const place = scrollY;
+    // Plotly keeps the zoom with the element.
+    const named = (figure) => `${figure.id} ${figure.getAttribute("aria-label")}`;
+    const drawn = new Map([...document.querySelectorAll("#main .figure")].map((one) => [named(one), one]));
     byId("data").textContent = JSON.stringify(fresh.data);
     byId("main").innerHTML = fresh.html; // made by the same template as the page: all text in it is escaped
+    for (const one of document.querySelectorAll("#main .figure")) {
+      const before = drawn.get(named(one));
+      if (before) one.replaceWith(before);
+      drawn.delete(named(one));
+    }
+    drawn.forEach((one) => Plotly.purge(one));
     if (chosen) byId("metric").dataset.chosen = chosen;
     for (const one of document.querySelectorAll("details > summary")) one.parentElement.open = open.has(one.textContent);
     start();

@@ -68,6 +68,12 @@ class Source:
         return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
     def edition(self) -> Edition:
+        try:
+            return self._edition()
+        except OSError as error:  # a run that was moved or deleted while it was read
+            raise UserError(f"{self.root} changes: {error.strerror or error}.") from error
+
+    def _edition(self) -> Edition:
         with self.lock:
             folders = self.folders()
             version = self.version(folders)
@@ -140,8 +146,8 @@ class Handler(BaseHTTPRequestHandler):
             self._answer()
         except UserError as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the reader has gone
+        except OSError:
+            self.close_connection = True  # the reader has gone, or takes nothing any more
 
     do_HEAD = do_GET  # noqa: N815
 

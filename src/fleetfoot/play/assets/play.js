@@ -11,7 +11,7 @@
   const PRESS = { Space: "pause", KeyR: "restart", KeyP: "push", Period: "step" };
   const PAD_PRESS = { 0: "push", 1: "restart", 9: "pause" }; // A, B, start of the standard layout
 
-  const page = { socket: null, config: null, state: null, held: new Set(), last: "", pads: {} };
+  const page = { socket: null, config: null, state: null, held: new Set(), pads: {} };
   window.fleetfoot = page; // for tests, and for the curious
 
   const send = (what) => {

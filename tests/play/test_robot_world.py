@@ -12,6 +12,7 @@ import pytest
 from fleetfoot import UserError, deploy
 from fleetfoot.envs.robot import robots
 from fleetfoot.play import robot as playing
+from fleetfoot.play.baselines import ZeroPolicy
 from fleetfoot.play.robot import SimulatedRobot
 from fleetfoot.play.shapes import shapes
 from fleetfoot.play.source import SHIPPED
@@ -87,8 +88,20 @@ def test_pulled_it_goes_there_and_let_go_it_is_free(robot: SimulatedRobot) -> No
     robot.advance(0.1)
     assert robot.measured()[0] > 0.5
     robot.pull = None
-    robot.advance(0.002)
+    robot.advance(robot.model.opt.timestep)
     assert not robot.data.xfrc_applied.any()
+
+
+def test_let_go_in_the_middle_of_a_step(
+    policy: deploy.Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot = SimulatedRobot(policy.about, playing.find(policy.about))
+    looks = iter([(1, np.zeros(3), np.ones(3))])
+    monkeypatch.setattr(
+        SimulatedRobot, "pull", property(lambda _: next(looks, None)), raising=False
+    )
+    robot.advance(robot.model.opt.timestep)
+    assert robot.data.xfrc_applied[1].any()
 
 
 def test_it_knows_when_it_lies(robot: SimulatedRobot) -> None:
@@ -106,6 +119,27 @@ def test_damping_takes_the_stiffness_away(robot: SimulatedRobot, policy: deploy.
     assert not robot.model.actuator_gainprm[:, 0].any()
     robot.write(deploy.Controller(policy).step(robot.read(), [0.0, 0.0, 0.0]))
     assert (robot.model.actuator_gainprm[:, 0] > 0).all()
+    robot.write(controller.step({}, [0.0, 0.0, 0.0]))
+    robot.begin()  # it stands, also before the first order has arrived
+    assert (robot.model.actuator_gainprm[:, 0] > 0).all()
+
+
+def test_a_strangers_numbers_are_one_line(policy: deploy.Policy) -> None:
+    about, model = policy.about, playing.find(policy.about)
+    for hz in (1e-6, 1e6):
+        with pytest.raises(UserError, match="control rate"):
+            SimulatedRobot(dataclasses.replace(about, control_hz=hz), model)
+    obs = about.raw["obs"]
+    terms = [{k: v for k, v in term.items() if k != "noise"} for term in obs["terms"]]
+    bare = dataclasses.replace(about, raw=about.raw | {"obs": obs | {"terms": terms}})
+    with pytest.raises(UserError, match="noise"):
+        SimulatedRobot(bare, model)
+    joints = [joint | {"action_scale": "x"} for joint in about.raw["joints"]]
+    with pytest.raises(UserError, match="action_scale"):
+        ZeroPolicy(dataclasses.replace(about, raw=about.raw | {"joints": joints}))
+    backwards = {**about.raw, "commands": {"forward": [1.0, -1.0]}}
+    with pytest.raises(UserError, match="the lower one first"):
+        deploy.about.understand(backwards, "a file")
 
 
 def test_another_robot_needs_its_model(policy: deploy.Policy, tmp_path: Path) -> None:
