@@ -72,6 +72,10 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as hidden, hidden.open("x", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(
+            file.fileno()
+        )  # or a power cut may leave an empty file in the place of the old one
 
 
 def open_append(path: Path) -> IO[str]:

@@ -78,6 +78,11 @@ def test_a_study_is_read_back_and_grows(tmp_path: Path) -> None:
     assert read_study(tmp_path / "s") == grown
 
 
+def test_killed_while_it_is_first_written_it_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / ".study.0123.partial.json").write_text("{")
+    assert list(make(tmp_path, a=20).points) == ["a"]
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "s", a=20)
     with pytest.raises(UserError, match="a with total_vec_steps 20, not 21"):

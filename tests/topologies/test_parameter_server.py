@@ -473,7 +473,7 @@ def test_an_evaluation_is_of_the_servers_weights() -> None:
     fleet = SimpleNamespace(server=SimpleNamespace(retry=lambda call: call()))
 
     def evaluator(evaluated: nn.Linear) -> Any:
-        return SimpleNamespace(metrics=lambda: {"eval/return": float(evaluated.weight)})
+        return SimpleNamespace(metrics=lambda: {"eval/return": evaluated.weight.item()})
 
     parts: Any = (None, fleet, SimpleNamespace(policy=policy), replica, evaluator)
     assert ServerRun(*parts).evaluate(0) == {"eval/return": 3.0}

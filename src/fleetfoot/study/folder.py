@@ -97,7 +97,10 @@ def open_study(
     stored = Study(folder, seeds, {})
     if not is_study(folder):
         with writing(folder):
-            if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+            # What is hidden a kill may have left, before there was a study.
+            if folder.exists() and (
+                folder.is_file() or any(p.name[0] != "." for p in folder.iterdir())
+            ):
                 raise UserError(f"{folder} exists and is no study; give another --folder.")
     else:
         stored = read_study(folder)
