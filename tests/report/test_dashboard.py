@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from fleetfoot.report.serve import HOST, Server, serve
 from support.command import refusal
 from support.fake_runs import make_run
 from support.report_runs import add_film, full_run
+from support.serving import answering
 
 pytest.importorskip("rliable")
 pytest.importorskip("plotly")
@@ -27,14 +27,8 @@ pytest.importorskip("plotly")
 @contextmanager
 def running(root: Path) -> Iterator[Server]:
     wish = Wish("a folder", Ask(bootstrap=Bootstrap(reps=100)))
-    with serve(root, 0, wish) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(root, 0, wish) as server, answering(server):
+        yield server
 
 
 def ask(

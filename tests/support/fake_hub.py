@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from support.serving import answering
 
 TOKEN = "hf_made_up"
 
@@ -153,11 +154,5 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def fake_hub() -> Iterator[FakeHub]:
-    with FakeHub() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with FakeHub() as server, answering(server):
+        yield server
