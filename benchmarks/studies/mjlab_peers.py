@@ -5,7 +5,8 @@ for the logger, which is off. Its clock starts when the simulator is built and h
 compiled. The clock of a fleetfoot run leaves out compilation too, evaluations and checkpoints.
 
 All policies are judged by the same deterministic episodes: one set of environments (mjlab's play variant with the time
-limit of training, as in every evaluation of fleetfoot), whose random numbers start anew for each policy.
+limit of training, as in every evaluation of fleetfoot), whose random numbers start anew for each policy. Returns of
+the same policy may still differ in the fourth digit: some reward terms of mjlab remember the episode before.
 
 Actions. mjlab's have no bounds, and rsl_rl's policy has none: its mean goes to mjlab as it is, clipped only where
 mjlab's configuration of the task has `clip_actions`. A policy of fleetfoot is clipped to [-1, 1] and multiplied by the
@@ -79,7 +80,7 @@ def mjlab_peers(
     marks = [every * count for count in range(1, int(minutes * 60 / every) + 1)]
     if not marks:
         raise UserError(f"every ({every} s) is longer than minutes ({minutes}).")
-    place = resolve_device(device)
+    place = torch.empty(0, device=resolve_device(device)).device  # a GPU with its number, for Warp
     env_config = MjlabConfig(task=task)
     for folder in ours:
         check_same_task(folder, task)
@@ -98,9 +99,9 @@ def mjlab_peers(
         return
     judge = Judge(env_config, episodes, place)
     for snapshot in sorted(folder.glob("*.safetensors")):
-        policy = rsl_rl_policy(judge.env, task, snapshot)
+        theirs = rsl_rl_policy(judge.env, task, snapshot)
         about = read_json(snapshot.with_suffix(".json"))
-        result["rows"].append({"peer": "rsl_rl PPO", **about, **judge(policy)})
+        result["rows"].append({"peer": "rsl_rl PPO", **about, **judge(theirs)})
         yield result
     for run in ours:
         for mark, saved in at_marks(run, marks):
