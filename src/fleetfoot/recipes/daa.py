@@ -95,7 +95,10 @@ def dm_control_small(name: str, task: str) -> Recipe:
             normalize_obs=True,
             policy_net=net,
             critic_net=net,
+            model_batch=256,
             model=WorldModelConfig(net=MLPConfig(hidden=(256, 256), activation=("leaky_relu",))),
+            # At 3e-4 the model predicts held-out transitions worse after as many steps.
+            model_optim=AdamConfig(lr=1e-3),
         ),
         replay=RolloutConfig(length=256),
         evaluation=EvaluationConfig(every_vec_steps=2_560, episodes=8),
