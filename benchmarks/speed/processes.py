@@ -41,7 +41,7 @@ def bench_processes(
     processes = processes or usable_cores()
     ours = ProcessEnv(id, id, {}, num_envs, processes, seed, torch.device("cpu"))
     same_step = gymnasium.vector.AutoresetMode.SAME_STEP
-    theirs = gymnasium.make_vec(
+    theirs: Any = gymnasium.make_vec(
         id,
         num_envs,
         vectorization_mode="async",
@@ -106,4 +106,4 @@ def processor_seconds() -> float:
 
 def megabytes(pids: list[int]) -> float:
     """What these processes hold for themselves alone, together."""
-    return sum(psutil.Process(pid).memory_full_info().uss for pid in pids) / 2**20
+    return float(sum(psutil.Process(pid).memory_full_info().uss for pid in pids)) / 2**20

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from gymnasium import spaces
+from numpy.random.mtrand import set_bit_generator
 from numpy.typing import NDArray
 
 from fleetfoot.envs.gym_copy import FAULT, make_copy
@@ -96,15 +97,13 @@ class Member:
         self.low, self.half = space.low, (space.high - space.low) / 2
 
     def reset(self, shared: Shared) -> None:
-        np.random.set_bit_generator(
-            self.stream
-        )  # to exchange it takes less time than to copy its state
+        set_bit_generator(self.stream)  # to exchange it takes less time than to copy its state
         # Only the first reset plants the seed: later ones go on in the environment's own stream.
         seed, self.seed = (None if self.seed < 0 else self.seed), -1
         shared.obs[self.row] = checked(*self.env.reset(seed=seed))
 
     def step(self, shared: Shared) -> None:
-        np.random.set_bit_generator(self.stream)
+        set_bit_generator(self.stream)
         row = self.row
         action = np.clip(shared.action[row], -1, 1)
         action = np.asarray(self.low + (action + 1) * self.half, self.env.action_space.dtype)
