@@ -16,7 +16,8 @@ A table is made of the rows of one or more files, from a comment that stays in t
 `python -m benchmarks.figures` writes the figures of all pages anew; a test and the site check that they are right.
 An expression is a path below the file's `result`, with `[3]`, `[-1]` or `[key=value,...]` (the first such row), a
 number, or several joined by ` * `, ` / `, ` - `, from left to right. `FILE.json:path` is a path in another file.
-A table over `each: a, b` instead of rows has one row for each name, which `$` stands for.
+A table over `each: a, b` instead of rows has one row for each name, which `$` stands for;
+over `.` it has one for each file.
 """
 
 from __future__ import annotations
@@ -150,6 +151,8 @@ def rows_of(result: Any, rows: str) -> Iterator[tuple[Any, str]]:
     if rows.startswith("each"):
         names = rows.removeprefix("each").split(",")
         yield from ((result, name.strip()) for name in names)
+    elif rows == ".":
+        yield result, ""
     else:
         yield from ((row, "") for row in find(result, rows))
 

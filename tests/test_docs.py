@@ -99,8 +99,8 @@ def test_figures_are_those_of_the_results(page: Path) -> None:
 
 def test_there_are_figures() -> None:
     texts = [page.read_text() for page in PAGES]
-    assert sum(len(figures.FIGURE.findall(text)) for text in texts) > 40
-    assert sum(len(figures.TABLE.findall(text)) for text in texts) >= 4
+    assert sum(len(figures.FIGURE.findall(text)) for text in texts) > 200
+    assert sum(len(figures.TABLE.findall(text)) for text in texts) >= 10
 
 
 def test_a_figure_takes_the_value_and_keeps_the_digits() -> None:

@@ -41,7 +41,7 @@ def bench_processes(
     processes = processes or usable_cores()
     ours = ProcessEnv(id, id, {}, num_envs, processes, seed, torch.device("cpu"))
     same_step = gymnasium.vector.AutoresetMode.SAME_STEP
-    theirs = gymnasium.make_vec(
+    theirs: Any = gymnasium.make_vec(
         id,
         num_envs,
         vectorization_mode="async",
@@ -59,6 +59,10 @@ def bench_processes(
             "AsyncVectorEnv": theirs.step,
         }
         rates = take_turns(steps, actions, rounds)
+        memory = {
+            "fleetfoot": megabytes([worker.process.pid for worker in ours.workers]),
+            "AsyncVectorEnv": megabytes([process.pid for process in theirs.unwrapped.processes]),
+        }
     finally:
         ours.close()
         theirs.close()
@@ -70,6 +74,7 @@ def bench_processes(
         "env_steps_per_processor_second": cpu,
         "env_steps_per_second": wall,
         "ratio": cpu["fleetfoot"] / cpu["AsyncVectorEnv"],
+        "megabytes": memory,
         "rounds": rates[0],
     }
 
@@ -97,3 +102,8 @@ def processor_seconds() -> float:
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return float(sum(one.user + one.system for one in times))
+
+
+def megabytes(pids: list[int]) -> float:
+    """What these processes hold for themselves alone, together."""
+    return float(sum(psutil.Process(pid).memory_full_info().uss for pid in pids)) / 2**20

@@ -18,6 +18,7 @@ from fleetfoot.envs.check import check_env
 from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolEnv, EnvPoolTasksConfig
 from fleetfoot.envs.envpool.pool import TaskKind, _check_gl, load
 from fleetfoot.envs.envpool.tasks import SETS
+from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.envs.vec_env import TwoHalves
 from fleetfoot.errors import UserError
 from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
@@ -190,6 +191,36 @@ def test_privileged_observations() -> None:
     env.reset()
     step = env.step(script(1, 2, 12)[0])
     assert torch.equal(step.obs.actor, step.obs.critic[:, :48])
+    env.close()
+
+
+def test_playgrounds_robots_tell_what_ours_do() -> None:
+    name = "MuJoCoPlayground/T1JoystickFlatTerrain-v1"
+    env = EnvPoolConfig(task=name, threads=1).build(1, 0, CPU)
+    stock = stock_of("T1JoystickFlatTerrain")
+    assert stock is not None
+    told = env.spec.description
+    assert told["control_hz"] == pytest.approx(50)
+    assert {**told, "control_hz": 50} == {**stock.description, "control_hz": 50}
+    # The terms lie where they are said to lie: an observation holds the action before the last.
+    sizes = {term["name"]: term["size"] for term in told["observation"]}
+    assert sum(sizes.values()) == env.spec.obs_shape[0]
+    at = sum(sizes[name] for name in list(sizes)[: list(sizes).index("last_action")])
+    actions = 0.1 * script(3, 1, 23)
+    env.reset()
+    steps = [env.step(action) for action in actions]
+    for before, step in zip(actions, steps[1:], strict=False):
+        seen = step.next_obs.actor[:, at : at + 23]
+        assert torch.allclose(seen, before, atol=1e-6)
+    env.close()
+    twice = EnvPoolConfig(task=name, threads=1, action_repeat=2).build(1, 0, CPU)
+    assert twice.spec.description["control_hz"] == pytest.approx(25)
+    twice.close()
+
+
+def test_other_tasks_tell_the_scale_of_their_actions() -> None:
+    env = EnvPoolConfig(task="WalkerRun-v1", threads=1).build(1, 0, CPU)
+    assert env.spec.description == {"action": {"offset": [0.0] * 6, "scale": [1.0] * 6}}
     env.close()
 
 

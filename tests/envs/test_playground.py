@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from benchmarks.speed.env import bench_env
 from benchmarks.speed.playground import bench_playground
 from fleetfoot import checkpoint, recipes
 from fleetfoot.envs.check import check_env
-from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv
+from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv, describe
 from fleetfoot.envs.playground import task as playground_task
+from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.errors import UserError
 
 pytest.importorskip("mujoco_playground")
@@ -55,6 +57,50 @@ def test_the_contract() -> None:
     assert report.truncations == 2 * N
     assert set(report.untried) <= {"render"}
     assert report.spec.step_seconds == pytest.approx(0.01)
+
+
+def test_it_tells_its_joints(env: Any) -> None:
+    told = env.spec.description
+    assert told["control_hz"] == pytest.approx(100)
+    (joint,) = told["joints"]
+    assert (joint["name"], joint["servo"]) == ("slider", False)
+    assert (joint["action_offset"], joint["action_scale"]) == (0.0, 1.0)
+    assert (joint["target_low"], joint["target_high"]) == (-1.0, 1.0)
+
+
+class Robot:
+    """A task of two joints; `targets` says what they are told."""
+
+    action_size = 2
+
+    def __init__(self, targets: Any) -> None:
+        self.targets = targets
+
+    def step(self, state: Any, action: Any) -> Any:
+        from mujoco_playground._src import mjx_env
+
+        return mjx_env.step(None, state, self.targets(state, action), 4)
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (lambda state, action: action * 0.5 + 0.25, ([0.25, 0.25], [0.5, 0.5])),
+        (lambda state, action: (action * 0.5 + 0.25).clip(-0.5, 0.5), ([0.25, 0.25], [0.5, 0.5])),
+        (lambda state, action: state + action * 0.5, None),
+        (lambda state, action: action[::-1], None),
+        (lambda state, action: state, None),
+        (lambda state, action: action.no_such_method(), None),
+    ],
+    ids=["affine", "clipped", "from the last", "crossed", "constant", "broken"],
+)
+def test_targets_are_told_only_where_they_are_offset_and_scale(targets: Any, told: Any) -> None:
+    from mujoco_playground._src import mjx_env
+
+    before = mjx_env.step
+    found = describe.targets(Robot(targets), jax.ShapeDtypeStruct((2,), np.float32))
+    assert mjx_env.step is before
+    assert (None if found is None else tuple(one.tolist() for one in found)) == told
 
 
 def test_every_observation_is_what_the_bare_task_gives_across_the_end_of_an_episode(
@@ -294,6 +340,26 @@ def test_bench_compares_with_the_raw_step_and_the_wrapper() -> None:
     result = bench_playground(CARTPOLE, N, 0.1, device="cpu", rounds=1, steps=5)
     assert set(result["env_steps_per_second"]) == {"fleetfoot", "raw", "wrapper"}
     assert min(result["env_steps_per_second"].values()) > 0
+
+
+@pytest.mark.skipif(not MODELS, reason="FLEETFOOT_MENAGERIE names no folder with robot models")
+@pytest.mark.parametrize("robot", ["go1", "t1", "g1"])
+def test_a_robot_tells_what_ours_does(robot: str) -> None:
+    """Its joints are read from Playground's model and task, the rest is that of our stock robot."""
+    task = f"{robot.title()}JoystickFlatTerrain"
+    env = PlaygroundConfig(task=task, start_states=POOL).build(2, 0, CPU)
+    stock = stock_of(task)
+    assert stock is not None
+    given, ours = env.spec.description, stock.description
+    for joint, own in zip(given["joints"], ours["joints"], strict=True):
+        assert joint == pytest.approx(own, abs=1e-6)
+    assert {**given, "joints": [], "control_hz": 0} == {**ours, "joints": [], "control_hz": 0}
+    assert given["control_hz"] == pytest.approx(ours["control_hz"])
+    changed = ("action_scale=0.25", "lin_vel_x=[0.0, 0.5]") if robot == "t1" else ()
+    if changed:
+        env = PlaygroundConfig(task=task, start_states=POOL, overrides=changed).build(2, 0, CPU)
+        assert set(env.spec.description) == {"control_hz", "joints"}
+        assert {joint["action_scale"] for joint in env.spec.description["joints"]} == {0.25}
 
 
 @pytest.mark.slow

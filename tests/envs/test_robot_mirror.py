@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fleetfoot.data import Reflection
 from fleetfoot.envs.check import check_env
-from fleetfoot.envs.playground.env import symmetry_of
 from fleetfoot.envs.robot import ConditionsConfig, PhysicsConfig, Robot, RobotConfig, RobotEnv
+from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.mirror import Kind, _block, _feet, _joints
@@ -213,9 +213,11 @@ def test_playgrounds_tasks_have_the_symmetry_of_stock_robots(
     task: str, actor: int, critic: int
 ) -> None:
     """That the observations are the same numbers is a test of its own (`test_robot_parity.py`)."""
-    symmetry = symmetry_of(task)
+    stock = stock_of(task)
+    assert stock is not None
+    symmetry = stock.symmetry
     assert symmetry is not None
     assert symmetry.critic is not None
     assert (len(symmetry.actor.index), len(symmetry.critic.index)) == (actor, critic)
-    assert symmetry_of(task.replace("Joystick", "Getup")) is None
-    assert symmetry_of("CartpoleBalance") is None
+    assert stock_of(task.replace("Joystick", "Getup")) is None
+    assert stock_of("CartpoleBalance") is None

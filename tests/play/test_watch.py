@@ -67,6 +67,30 @@ def test_a_checkpoint_that_is_being_written_is_left_for_the_next_look(
     assert not watcher.problem
 
 
+def test_an_export_that_keeps_failing_is_tried_less_and_less_often(
+    run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    looks: list[int] = []
+
+    class Failing(Watcher):
+        def export(self, out: Path) -> None:
+            looks.append(look)
+            raise UserError("no such joint")
+
+    watcher = Failing(folder)
+    for look in range(100):  # noqa: B007
+        assert watcher.newest() is None
+        assert watcher.problem == "no such joint"
+    assert looks == [0, 1, 3, 7, 15, 31, 63, 95]
+    pointer = folder / "checkpoints" / "last.json"
+    pointer.write_text(pointer.read_text() + " ")  # a new checkpoint is tried at once
+    look = 100
+    assert watcher.newest() is None
+    assert looks[-1] == 100
+
+
 def test_it_waits_for_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)

@@ -71,6 +71,20 @@ def test_it_tells_what_is_new_and_only_then(tmp_path: Path) -> None:
         assert third["data"]["groups"] == ["a/x", "b/x"]
 
 
+def test_a_film_keeps_its_address_while_it_is_the_same(tmp_path: Path) -> None:
+    film = add_film(full_run(tmp_path, "b/x", 0))
+
+    def address(server: Server) -> bytes:
+        return ask(server, "/")[1].partition(b'<video src="')[2].partition(b'"')[0]
+
+    with running(tmp_path) as server:
+        first = address(server)
+        full_run(tmp_path, "a/x", 0)  # stands before it
+        assert address(server) == first
+        film.write_bytes(film.read_bytes() + b"\0")
+        assert address(server) != first
+
+
 def test_it_begins_with_an_empty_folder(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         status, page = ask(server, "/")

@@ -17,7 +17,7 @@ from fleetfoot import compare, report
 from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.report.serve import serve
 from support.browser import Browser, chromium
-from support.report_runs import full_run, hostile_run, two_groups, write_lines
+from support.report_runs import add_film, full_run, hostile_run, two_groups, write_lines
 
 pytest.importorskip("rliable")
 pytest.importorskip("plotly")
@@ -163,6 +163,7 @@ def test_on_paper_it_is_light_and_figures_fit(tmp_path: Path, browser: Browser) 
 def test_the_dashboard_follows_a_run(tmp_path: Path, browser: Browser) -> None:
     folder = full_run(tmp_path, "a/x", 0, total=1000)
     full_run(tmp_path, "a/x", 1, total=1000)
+    add_film(folder)
     with serve(tmp_path, 0, WISH) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -172,16 +173,21 @@ def test_the_dashboard_follows_a_run(tmp_path: Path, browser: Browser) -> None:
             assert browser.run(points) == 12
             click(browser, "[data-run='1']")
             zoomed = zoom(browser)
+            video = "document.querySelector('video')"
+            browser.run(f"() => {{ window.film = {video}; film.play() }}")
+            browser.wait(f"{video}.currentTime > 0")
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
             more = lines[-1] | {"vec_steps": 130, "env_steps": 520, "eval/return": 7.0}
             write_lines(folder, [*lines, more])
             browser.wait(f"{points} === 13")
             assert browser.run(RANGE) == pytest.approx(zoomed)
+            assert browser.run(f"{video} === film && !film.paused")
             hidden = "[...document.querySelectorAll('.chip[aria-pressed=false]')].map(c => c.textContent)"
             assert browser.run(hidden) == ["seed 1"]
             full_run(tmp_path, "_first/x", 0)  # from now on the numbers of the others are larger
             browser.wait("document.querySelectorAll('.chip.group').length === 2")
             assert browser.run(hidden) == ["seed 1"]
+            assert browser.run("document.contains(film) && !film.paused")
             assert browser.complaints == []
             assert [a for a in browser.requests if not a.startswith(server.address)] == []
         finally:

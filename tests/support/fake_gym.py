@@ -20,8 +20,15 @@ class Fake(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = spaces.Box(0.0, 10.0, (2,), np.float64)
 
-    def __init__(self, trouble: str = "", render_mode: str | None = None) -> None:
+    made = 0  # in this process
+
+    def __init__(
+        self, trouble: str = "", render_mode: str | None = None, only: int | None = None
+    ) -> None:
         self.trouble, self.render_mode = trouble, render_mode
+        if only not in (None, Fake.made):  # the trouble is in one of those of a process
+            self.trouble = ""
+        Fake.made += 1
         if trouble == "making":
             raise ValueError("no such\nrobot")
         self.pid = float(os.getpid())

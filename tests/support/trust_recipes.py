@@ -18,6 +18,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 from support import misbehaving
 from support.crashing import CrashingConfig, LongExamConfig
 from support.gorila import small as small_gorila
+from support.processes import ProcessesConfig
 from support.runs import QUIET, small
 
 EVALUATION = EvaluationConfig(every_vec_steps=0, episodes=1, max_vec_steps=5)
@@ -78,6 +79,10 @@ def asynchronous() -> Recipe:
     return endless(env=GymConfig(id="Pendulum-v1", asynchronous=True))
 
 
+def in_processes() -> Recipe:
+    return endless(env=ProcessesConfig())
+
+
 def talking() -> Recipe:
     """Prints a line for each entry of the log."""
     log = replace(QUIET, every_vec_steps=1, console=True, console_seconds=0)
@@ -95,6 +100,11 @@ def hanging_overlapped() -> Recipe:
 def hanging_asynchronous() -> Recipe:
     env = GymConfig(id=misbehaving.ID, asynchronous=True, kwargs={"how": "loop"})
     return endless(env=env, log=EVERY_STEP)
+
+
+def hanging_in_processes() -> Recipe:
+    name = f"{misbehaving.__name__}:{misbehaving.ID}"
+    return endless(env=ProcessesConfig(id=name, kwargs={"how": "loop"}), log=EVERY_STEP)
 
 
 def apex(**changes: Any) -> Recipe:

@@ -17,6 +17,7 @@ from fleetfoot.run.folder import has_checkpoint
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support import misbehaving
+from support.processes import ProcessesConfig
 from support.runs import QUIET, small
 
 # A process for each copy takes longer to start, so the short suite has a few of those.
@@ -24,8 +25,15 @@ FEW = ("raise what cannot be pickled", "system exit", "obs shorter")
 RESETS = ("reset raise", "reset obs none", "reset obs longer", "reset system exit")
 
 
-def recipe_of(how: str, *, asynchronous: bool = False, **changes: Any) -> Recipe:
-    env = GymConfig(id=misbehaving.ID, asynchronous=asynchronous, kwargs={"how": how})
+def environments(how: str, where: str) -> Any:
+    """In a loop of this process, in a process each, or two in one process."""
+    if where == "shared":
+        return ProcessesConfig(id=f"{misbehaving.__name__}:{misbehaving.ID}", kwargs={"how": how})
+    return GymConfig(id=misbehaving.ID, asynchronous=where == "each", kwargs={"how": how})
+
+
+def recipe_of(how: str, where: str = "loop", **changes: Any) -> Recipe:
+    env = environments(how, where)
     fields: dict[str, Any] = {"num_envs": 2, "batch_size": 8, "total_vec_steps": 40}
     recipe = small(env=env, **(fields | changes))
     quiet = replace(recipe.evaluation, every_vec_steps=0, episodes=1, max_vec_steps=5)
@@ -40,8 +48,8 @@ def failure(recipe: Recipe, folder: Path) -> str:
     return message
 
 
-def assert_named_and_saved(how: str, folder: Path, *, asynchronous: bool) -> None:
-    message = failure(recipe_of(how, asynchronous=asynchronous), folder)
+def assert_named_and_saved(how: str, folder: Path, where: str) -> None:
+    message = failure(recipe_of(how, where), folder)
     assert "environment 0 of gym/Misbehaving-v0 (seed " in message, message
     assert "saved" in message, message
     saved = checkpoint.load(folder)
@@ -54,40 +62,46 @@ def test_one_process(how: str, tmp_path: Path) -> None:
     if how in misbehaving.HARMLESS:
         assert train(recipe_of(how), tmp_path / "run").finished
         return
-    assert_named_and_saved(how, tmp_path / "run", asynchronous=False)
+    assert_named_and_saved(how, tmp_path / "run", "loop")
 
 
+@pytest.mark.parametrize("where", ["each", "shared"])
 @pytest.mark.parametrize("how", FEW)
-def test_a_process_each(how: str, tmp_path: Path) -> None:
-    assert_named_and_saved(how, tmp_path / "run", asynchronous=True)
+def test_processes(how: str, where: str, tmp_path: Path) -> None:
+    assert_named_and_saved(how, tmp_path / "run", where)
 
 
-@pytest.mark.parametrize("how", misbehaving.ENDS_ITS_PROCESS)
-def test_a_process_that_ends(how: str, tmp_path: Path) -> None:
-    message = failure(recipe_of(how, asynchronous=True), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [(how, "each") for how in misbehaving.ENDS_ITS_PROCESS] + [("killed by itself", "shared")],
+)
+def test_a_process_that_ends(how: str, where: str, tmp_path: Path) -> None:
+    message = failure(recipe_of(how, where), tmp_path / "run")
     assert "process of environment 0 of gym/Misbehaving-v0" in message
     assert checkpoint.load(tmp_path / "run").step == 24
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", ["each", "shared"])
 @pytest.mark.parametrize(
     "how", [h for h in [*misbehaving.STEPS, *RESETS] if h not in (*FEW, *misbehaving.HARMLESS)]
 )
-def test_a_process_each_in_full(how: str, tmp_path: Path) -> None:
-    assert_named_and_saved(how, tmp_path / "run", asynchronous=True)
+def test_processes_in_full(how: str, where: str, tmp_path: Path) -> None:
+    assert_named_and_saved(how, tmp_path / "run", where)
 
 
 @pytest.mark.parametrize(
-    ("how", "asynchronous"),
+    ("how", "where"),
     [
-        ("sleep", False),
-        ("loop", True),
-        pytest.param("loop", False, marks=pytest.mark.slow),
-        pytest.param("sleep", True, marks=pytest.mark.slow),
+        ("sleep", "loop"),
+        ("loop", "each"),
+        ("loop", "shared"),
+        pytest.param("loop", "loop", marks=pytest.mark.slow),
+        pytest.param("sleep", "each", marks=pytest.mark.slow),
     ],
 )
-def test_a_hang_is_noticed(how: str, asynchronous: bool, tmp_path: Path) -> None:
-    recipe = recipe_of(how, asynchronous=asynchronous, env_timeout=1.0)
+def test_a_hang_is_noticed(how: str, where: str, tmp_path: Path) -> None:
+    recipe = recipe_of(how, where, env_timeout=1.0)
     message = failure(recipe, tmp_path / "run")
     assert "environment 0 of gym/Misbehaving-v0 (seed " in message
     assert "has not answered for 1 s" in message

@@ -49,6 +49,7 @@ def assert_goes_on(place: Path, folder: Path) -> None:
         ("endless", signal.SIGHUP),
         ("asynchronous", signal.SIGINT),
         ("asynchronous", signal.SIGTERM),
+        ("in_processes", signal.SIGINT),
         pytest.param("endless", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("endless", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("asynchronous", signal.SIGHUP, marks=pytest.mark.slow),
@@ -120,7 +121,9 @@ def test_a_simulator_that_hangs_in_its_thread_is_left_there(tmp_path: Path) -> N
     assert checkpoint.load(folder).step == 24
 
 
-@pytest.mark.parametrize("recipe", ["hanging", "hanging_asynchronous", "hanging_overlapped"])
+@pytest.mark.parametrize(
+    "recipe", ["hanging", "hanging_asynchronous", "hanging_in_processes", "hanging_overlapped"]
+)
 def test_ctrl_c_ends_a_run_whose_environment_hangs(recipe: str, tmp_path: Path) -> None:
     child, folder = begin(tmp_path, recipe, vec_steps=24)
     time.sleep(0.2)  # in step 25 it hangs
@@ -130,8 +133,9 @@ def test_ctrl_c_ends_a_run_whose_environment_hangs(recipe: str, tmp_path: Path) 
     assert checkpoint.load(folder).step == 24
 
 
-def test_a_killed_environment_process_is_said_and_saved(tmp_path: Path) -> None:
-    child, folder = begin(tmp_path, "asynchronous")
+@pytest.mark.parametrize("recipe", ["asynchronous", "in_processes"])
+def test_a_killed_environment_process_is_said_and_saved(recipe: str, tmp_path: Path) -> None:
+    child, folder = begin(tmp_path, recipe)
     workers_of(child)[0].kill()
     outcome = child.wait()
     outcome.assert_clean(2)

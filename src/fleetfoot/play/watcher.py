@@ -28,6 +28,7 @@ from fleetfoot.log.sinks import read_lines
 from fleetfoot.run.folder import has_checkpoint, is_run
 
 LOOK = 2.0  # seconds between two looks at the run
+MOST_SKIPPED = 31  # looks
 CURVES = {
     "return": (EVAL_RETURN, "episode/return"),
     "critic loss": ("critic/loss",),
@@ -46,7 +47,9 @@ class Watcher:
         self.told: Callable[[deploy.Policy], None] = lambda policy: None
         self.step: int | None = None  # vec steps of the policy that is shown
         self.problem = ""
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int] | None = None  # the checkpoint that is shown
+        self._failed: tuple[int, int] | None = None  # one that could not be exported,
+        self._failures = self._skip = 0  # how often, and how many looks it is left alone
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,7 +74,7 @@ class Watcher:
         except OSError:
             return None
         stamp = (status.st_mtime_ns, status.st_size)
-        if stamp == self._seen:
+        if stamp == self._seen or self._rests(stamp):
             return None
         with tempfile.TemporaryDirectory(prefix="fleetfoot-watch-") as scratch:
             out = Path(scratch) / "export"
@@ -80,11 +83,24 @@ class Watcher:
                 policy = deploy.load(out)
             except UserError as error:
                 self.problem = str(error)
+                self._note_failure(stamp)
                 return None
         self._seen, self.problem = stamp, ""
         training = policy.about.raw["training"]
         self.step = int(training["vec_steps"])
         return policy
+
+    def _rests(self, stamp: tuple[int, int]) -> bool:
+        """Whether to leave this checkpoint for now, because exporting it has failed."""
+        if stamp != self._failed or not self._skip:
+            return False
+        self._skip -= 1
+        return True
+
+    def _note_failure(self, stamp: tuple[int, int]) -> None:
+        """A checkpoint may be whole at the next look. If it is not, it is tried less and less often."""
+        self._failures = self._failures + 1 if stamp == self._failed else 1
+        self._failed, self._skip = stamp, min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
 
     def export(self, out: Path) -> None:
         """The newest checkpoint, into `out`, by a process that gives way to all others."""

@@ -148,6 +148,8 @@
     // Plotly keeps the zoom with the element.
     const named = (figure) => `${figure.id} ${figure.getAttribute("aria-label")}`;
     const drawn = new Map([...document.querySelectorAll("#main .figure")].map((one) => [named(one), one]));
+    // A film goes on playing if its element is back before this function ends.
+    const films = new Map([...document.querySelectorAll("#films [src]")].map((one) => [one.getAttribute("src"), one]));
     byId("data").textContent = JSON.stringify(fresh.data);
     byId("main").innerHTML = fresh.html; // made by the same template as the page: all text in it is escaped
     for (const one of document.querySelectorAll("#main .figure")) {
@@ -156,6 +158,10 @@
       drawn.delete(named(one));
     }
     drawn.forEach((one) => Plotly.purge(one));
+    for (const one of document.querySelectorAll("#films [src]")) {
+      const before = films.get(one.getAttribute("src"));
+      if (before) one.replaceWith(before);
+    }
     if (chosen) byId("metric").dataset.chosen = chosen;
     for (const one of document.querySelectorAll("details > summary")) one.parentElement.open = open.has(one.textContent);
     start();

@@ -1,7 +1,7 @@
 """The report of a folder of runs, live, for one person on this machine.
 
 It listens on 127.0.0.1 alone, reads and never writes, and answers four addresses: the page, Plotly's script, newer
-content, and films by the number of their run. No address names a path, so none can lead out of the folder.
+content, and films by a digest. No address names a path, so none can lead out of the folder.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Source:
     def version(self, folders: list[Path]) -> str:
         files = [path for folder in folders for path in _files(folder)]
         facts = [(str(path), *_size_and_time(path)) for path in files]
-        return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
+        return _digest(facts)
 
     def edition(self) -> Edition:
         try:
@@ -80,8 +80,10 @@ class Source:
             if self.newest is None or self.newest.version != version:
                 films: dict[str, Film] = {}
 
-                def address(run: int, film: Film) -> str:
-                    name = f"{run}-{_size_and_time(film.path)[1]}{film.path.suffix.lower()}"
+                def address(_: int, film: Film) -> str:
+                    """The same for as long as the film is the same: the page then leaves it playing."""
+                    fact = str(film.path), *_size_and_time(film.path)
+                    name = _digest(fact) + film.path.suffix.lower()
                     films[name] = film
                     return f"film/{name}"
 
@@ -96,6 +98,10 @@ def _files(folder: Path) -> Iterator[Path]:
     videos = folder / "videos"
     if videos.is_dir() and not videos.is_symlink():
         yield from sorted(path for path in videos.iterdir() if path.suffix.lower() in FILM_TYPES)
+
+
+def _digest(facts: object) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

@@ -170,6 +170,7 @@ class EnvPoolEnv(HostEnv):
             tasks=tuple(kind.task for kind in kinds) if several else (),
             task_ids=tuple(i % every for i in range(num_envs)) if several else (),
             step_seconds=one.seconds * repeat,
+            description={} if several else one.describe(repeat),
         )
         self.task = torch.tensor(self.spec.task_ids, device=device) if several else None
         self.clock = np.zeros(num_envs, dtype=np.int64)  # steps of each running episode

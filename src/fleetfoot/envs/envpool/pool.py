@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fleetfoot.data import Action, Continuous, Discrete
 from fleetfoot.envs.envpool.tasks import keys_of, seconds_of
+from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.extras import install_line
 
@@ -116,6 +117,17 @@ class TaskKind:
             kinds = ", ".join(f"{key} {value.dtype} {value.shape}" for key, value in declared)
             raise UserError(f"{self.task} has actions {kinds}; a vector or one choice is needed.")
         self.action_dtype = one.dtype
+
+    def describe(self, repeat: int) -> dict[str, Any]:
+        """What whoever runs a policy elsewhere must know, as far as EnvPool or our own robot tells it. `repeat`: steps
+        that an action is held for."""
+        family, _, name = self.task.rpartition("/")
+        stock = stock_of(name.removesuffix("-v1")) if family == "MuJoCoPlayground" else None
+        if stock is not None and not self.kwargs:
+            return {**stock.description, "control_hz": 1 / (self.seconds * repeat)}
+        if isinstance(self.action, Discrete):
+            return {}
+        return {"action": {"offset": self.middle.tolist(), "scale": self.half.tolist()}}
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         """Rows of actions of this library, as many columns as this task has -> EnvPool's."""

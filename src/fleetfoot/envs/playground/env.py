@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fleetfoot.config import at_least, part
-from fleetfoot.data import Continuous, EnvSpec, Obs, Step, Symmetry
+from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.playground import task as playground_task
 from fleetfoot.envs.render import Renderer, View
-from fleetfoot.envs.robot import config as robots
+from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,13 +82,6 @@ def names() -> list[str]:
     return playground_task.names()
 
 
-def symmetry_of(task: str) -> Symmetry | None:
-    """Of the joystick tasks of robots that come with the package; their observations are those of `envs/robot`."""
-    robot, _, ground = task.partition("Joystick")
-    known = robot.lower() in robots.names() and ground in ("FlatTerrain", "RoughTerrain")
-    return robots.stock_symmetry(robot.lower()) if known else None
-
-
 class PlaygroundEnv:
     """N robots behind the `VecEnv` contract. Nothing is compiled before the first `reset`."""
 
@@ -108,6 +101,9 @@ class PlaygroundEnv:
         self._size = (config.render_width, config.render_height)
         self._renderer: Renderer | None = None
         task = self._program.task
+        stock = stock_of(config.task)
+        # Overrides may change what the task shows and commands; its joints are read from the task itself.
+        told = stock.description if stock is not None and not config.overrides else {}
         self.spec = EnvSpec(
             name=f"playground/{config.task}",
             num_envs=num_envs,
@@ -118,8 +114,8 @@ class PlaygroundEnv:
             critic_prefix=task.critic_prefix,
             episode_length=config.episode_length or task.episode_length,
             step_seconds=task.step_seconds,
-            description={"control_hz": 1.0 / task.step_seconds},
-            symmetry=symmetry_of(config.task),
+            description={**told, **task.description},
+            symmetry=None if stock is None else stock.symmetry,
         )
 
     def reset(self) -> Obs:

@@ -6,6 +6,7 @@ Above 300 lines: everything that depends on how Playground's versions differ is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 import torch
 
+from fleetfoot.envs.playground.describe import describe
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.extras import install_line
 
@@ -100,6 +102,12 @@ class Task:
     critic_prefix: int
     metrics: tuple[str, ...]  # names for the log
     randomizer: Any
+    start: Any  # shapes of a state
+
+    @functools.cached_property
+    def description(self) -> dict[str, Any]:
+        """Of its control and its joints."""
+        return describe(self)
 
     @property
     def step_seconds(self) -> float:
@@ -165,6 +173,7 @@ def load(wanted: Wanted, num_envs: int) -> Task:
         critic_prefix=critic_prefix,
         metrics=tuple(f"env/{name}" for name in sorted(shapes.metrics)) if wanted.metrics else (),
         randomizer=randomizer,
+        start=shapes,
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
 import torch
 
 from fleetfoot.config import at_least, part
-from fleetfoot.data import Symmetry
+from fleetfoot.data import EnvSpec
 from fleetfoot.envs.robot import robots, terms
 from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.env import RobotEnv
@@ -26,13 +27,20 @@ def names() -> list[str]:
     return list(robots.ROBOTS)
 
 
-def stock_symmetry(robot: str) -> Symmetry | None:
-    """Of the stock task of a robot, and so of Playground's, whose observations are the same numbers."""
+def stock_of(task: str) -> EnvSpec | None:
+    """The spec of our robot whose stock task is this one of Playground: the same observations and actions."""
+    robot, _, ground = task.partition("Joystick")
+    known = robot.lower() in robots.ROBOTS and ground in ("FlatTerrain", "RoughTerrain")
+    return _stock_spec(robot.lower()) if known else None
+
+
+@functools.cache
+def _stock_spec(robot: str) -> EnvSpec:
     env = RobotConfig(robot=robot, variant="stock", engine="cpu", threads=1).build(
         1, 0, torch.device("cpu")
     )
     env.close()
-    return env.spec.symmetry
+    return env.spec
 
 
 @part

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
+
+from fleetfoot.envs.robot.joints import Joints, servos
 
 if TYPE_CHECKING:
     from fleetfoot.envs.robot.conditions import ConditionsConfig
@@ -19,30 +22,41 @@ Array = NDArray[np.float64]
 
 def describe(built: Built) -> dict[str, Any]:
     """Name, joints in the order of the actions, and height, as JSON values."""
-    model = built.model
+    joints = describe_joints(built.model, built.joints, built.pose, built.offset, built.scale)
+    return {
+        "robot": built.robot.name,
+        **joints,
+        "standing_height": float(built.qpos[2]) if built.free else None,
+    }
+
+
+def describe_joints(
+    model: mujoco.MjModel, joints: Joints, pose: Array, offset: Array, scale: Array
+) -> dict[str, Any]:
+    """`joints` as JSON values. An action a tells them `offset + scale * a`."""
+    servo = servos(model)
     force = np.where(
         model.actuator_forcelimited.astype(bool), model.actuator_forcerange[:, 1], np.inf
     )
-    joint = model.jnt_actfrcrange[[model.joint(name).id for name in built.names]][:, 1]
-    limited = model.jnt_actfrclimited[[model.joint(name).id for name in built.names]]
-    force = np.minimum(force, np.where(limited.astype(bool), joint, np.inf))
-    limited = model.jnt_limited[[model.joint(name).id for name in built.names]].astype(bool)
-    low, high = np.where(limited, [built.low, built.high], [[-np.inf], [np.inf]])
+    limited = model.jnt_actfrclimited[joints.ids].astype(bool)
+    force = np.minimum(force, np.where(limited, model.jnt_actfrcrange[joints.ids][:, 1], np.inf))
+    limited = model.jnt_limited[joints.ids].astype(bool)
+    low, high = np.where(limited, model.jnt_range[joints.ids].T, [[-np.inf], [np.inf]])
     # What an actuator may be told: its own range and, where it is told a position, that of the joint.
     told = model.actuator_ctrllimited.astype(bool)[:, None]
     span = np.where(told, model.actuator_ctrlrange, [-np.inf, np.inf])
     rows = zip(
-        built.names,
-        built.servo.tolist(),
-        built.pose.tolist(),
-        built.scale.tolist(),
-        built.offset.tolist(),
+        joints.names,
+        servo.tolist(),
+        pose.tolist(),
+        scale.tolist(),
+        offset.tolist(),
         _or_none(low),
         _or_none(high),
-        _or_none(np.maximum(span[:, 0], np.where(built.servo, low, -np.inf))),
-        _or_none(np.minimum(span[:, 1], np.where(built.servo, high, np.inf))),
-        np.where(built.servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
-        (model.dof_damping[built.v] - model.actuator_biasprm[:, 2]).tolist(),
+        _or_none(np.maximum(span[:, 0], np.where(servo, low, -np.inf))),
+        _or_none(np.minimum(span[:, 1], np.where(servo, high, np.inf))),
+        np.where(servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
+        (model.dof_damping[joints.v] - model.actuator_biasprm[:, 2]).tolist(),
         _or_none(force),
         strict=True,
     )
@@ -50,11 +64,7 @@ def describe(built: Built) -> dict[str, Any]:
         *("name", "servo", "standing", "action_scale", "action_offset", "low", "high"),
         *("target_low", "target_high", "kp", "kd", "max_torque"),
     )
-    return {
-        "robot": built.robot.name,
-        "joints": [dict(zip(keys, row, strict=True)) for row in rows],
-        "standing_height": float(built.qpos[2]) if built.free else None,
-    }
+    return {"joints": [dict(zip(keys, row, strict=True)) for row in rows]}
 
 
 def describe_task(

@@ -35,6 +35,7 @@ from fleetfoot.envs.mujoco.physics import compile_spec, load_spec, without_textu
 from fleetfoot.envs.render import View, add_backdrop
 from fleetfoot.envs.robot.describe import describe
 from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor
+from fleetfoot.envs.robot.joints import joints_of, servos
 from fleetfoot.errors import UserError
 
 Array = NDArray[np.float64]
@@ -105,10 +106,11 @@ class Built:
         spec.option.timestep = timestep
         self.robot, self.model = robot, compile_spec(spec)
         model = self.model
-        self.names, self.q, self.v = _joints(model)
+        self.joints = joints_of(model)
+        self.names, self.q, self.v = self.joints.names, self.joints.q, self.joints.v
         self.num_joints = len(self.names)
         self.qpos, self.pose = self._standing()
-        ranges = model.jnt_range[[model.joint(name).id for name in self.names]]
+        ranges = model.jnt_range[self.joints.ids]
         self.low, self.high = ranges[:, 0].copy(), ranges[:, 1].copy()
         scale = np.asarray(robot.action_scale, np.float64)
         if scale.shape not in ((), self.pose.shape):
@@ -117,8 +119,7 @@ class Built:
             )
         self.scale = np.broadcast_to(scale, self.pose.shape)
         # What an action of 0 means: the standing pose for a position servo, nothing for any other actuator.
-        gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-        self.servo = (gain != 0) & (bias == -gain)
+        self.servo = servos(model)
         self.offset = np.where(self.servo, self.pose, 0.0)
         self.free = bool(model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE)
         self.sensors = _sensor_slices(model)
@@ -140,23 +141,6 @@ class Built:
             )
         qpos = model.key_qpos[key].copy()
         return qpos, qpos[self.q]
-
-
-def _joints(model: mujoco.MjModel) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Names, coordinates and velocities of the joints with an actuator."""
-    if model.nu == 0:
-        raise UserError("the model has no actuators; add an <actuator> section.")
-    if (model.actuator_trntype != mujoco.mjtTrn.mjTRN_JOINT).any():
-        raise UserError("every actuator must act on a joint, of one coordinate.")
-    ids = model.actuator_trnid[:, 0]
-    if not np.isin(
-        model.jnt_type[ids], (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
-    ).all():
-        raise UserError("every actuator must act on a hinge or a slide.")
-    names = [model.joint(int(i)).name for i in ids]
-    if len(set(names)) < len(names) or not all(names):
-        raise UserError("joints with an actuator need names, and one actuator each.")
-    return names, model.jnt_qposadr[ids].astype(np.int64), model.jnt_dofadr[ids].astype(np.int64)
 
 
 def _sensor_slices(model: mujoco.MjModel) -> dict[str, slice]:

@@ -12,10 +12,10 @@ import itertools
 import json
 import mmap
 import os
-import signal
 import struct
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
+from fleetfoot.envs.gym_copy import how_it_ended, silent
 from fleetfoot.envs.host import HostEnv
 from fleetfoot.envs.info import InfoRows
 from fleetfoot.envs.subprocess import worker as process_worker
 from fleetfoot.envs.subprocess.worker import DONE, DRAW, MISTAKE, NAMED, RESET, STEP, Shared
-from fleetfoot.errors import UserError
+from fleetfoot.envs.vec_env import EnvFault
+from fleetfoot.errors import Hung, UserError
 
 PATIENCE = 5.0  # seconds a process has to end by itself
 
@@ -38,9 +40,13 @@ PATIENCE = 5.0  # seconds a process has to end by itself
 class Worker:
     """One process and the pipes to it."""
 
-    def __init__(self, label: str, memory_file: int, settings: dict[str, Any], env: dict[str, str]):
-        self.label = label
+    def __init__(self, memory_file: int, settings: dict[str, Any], env: dict[str, str]):
+        self.first: int = settings["first"]
+        self.last = self.first + len(settings["seeds"])
+        self.seeds: list[int] = settings["seeds"]
+        self.shared: Shared | None = None  # once the process has said how large the arrays are
         self.names: list[str] = []  # of the lines of `Shared.info`, as this process uses them
+        self.patience = PATIENCE
         read, write = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", process_worker.__name__, str(memory_file), str(write)],
@@ -59,38 +65,39 @@ class Worker:
         self.send(struct.pack("<I", len(data)) + data)
 
     def send(self, request: bytes) -> None:
+        self.begun = time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # `receive` says how it ended
             self.requests.write(request)
 
     def receive(self, text: bool = False) -> bytes:
-        """Wait for the answer to one request. Raises where the process failed or is gone."""
+        """Wait for the answer to one request. Raises where an environment or the process failed."""
         try:
             kind = process_worker.read_exactly(self.answers, 1)
             if kind == DONE:
                 return process_worker.read_text(self.answers) if text else b""
             reason = process_worker.read_text(self.answers).decode()
-            if kind == NAMED:
-                self.names = json.loads(reason)
-                return b""
         except EOFError:
-            raise RuntimeError(f"{self.label} {self._how_it_ended()}.") from None
+            what = how_it_ended(self.process.wait())
+            raise self._fault(what, who="the process of environment") from None
+        except Hung as error:
+            raise self._fault(silent(self.begun)) from error
+        if kind == NAMED:
+            self.names = json.loads(reason)
+            return b""
         if kind == MISTAKE:
             raise UserError(reason)
-        raise RuntimeError(f"{self.label} failed:\n{reason}")
+        raise self._fault(reason)
 
-    def _how_it_ended(self) -> str:
-        code = self.process.wait()
-        if code >= 0:
-            return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
-        why = " (often: not enough memory)" if name == "SIGKILL" else ""
-        return f"was ended by {name}{why}"
+    def _fault(self, what: str, who: str = "environment") -> EnvFault:
+        """Names the environment whose turn it was; before there are arrays, the first of this process."""
+        index = self.first if self.shared is None else int(self.shared.current[self.first])
+        return EnvFault(what, who=who, index=index, seed=self.seeds[index - self.first])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.requests.close()
         try:
-            self.process.wait(PATIENCE)
+            self.process.wait(self.patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -123,7 +130,6 @@ class ProcessEnv(HostEnv):
         ]
         count = min(processes, num_envs)
         bounds = [num_envs * k // count for k in range(count + 1)]
-        self.bounds = bounds
         try:
             for first, last in itertools.pairwise(bounds):
                 settings = {
@@ -133,12 +139,12 @@ class ProcessEnv(HostEnv):
                     "seeds": seeds[first:last],
                     "num_envs": num_envs,
                 }
-                label = f"the process of environments {first} to {last - 1} of {name}"
-                self.workers.append(Worker(label, memory_file, settings, env or {}))
+                self.workers.append(Worker(memory_file, settings, env or {}))
             # They were all started first, and get ready at the same time.
             about, *_ = [json.loads(worker.receive(text=True)) for worker in self.workers]
-        except UserError as why:
+        except (UserError, EnvFault) as error:
             self.close()
+            why = f"its process {error}" if isinstance(error, EnvFault) else str(error)
             raise UserError(f"{name} cannot be made: {why}") from None
         except BaseException:
             self.close()
@@ -148,6 +154,7 @@ class ProcessEnv(HostEnv):
         self.shared = Shared(mmap.mmap(memory_file, 0), *sizes)
         self.info = InfoRows(num_envs)
         for worker in self.workers:
+            worker.shared = self.shared
             worker.send(b"g")
         self.spec = EnvSpec(
             name=name,
@@ -195,19 +202,16 @@ class ProcessEnv(HostEnv):
 
     def _info(self) -> dict[str, Tensor]:
         self.info.begin_step()
-        for worker, (first, last) in zip(
-            self.workers, itertools.pairwise(self.bounds), strict=True
-        ):
+        for worker in self.workers:
             for line, name in enumerate(worker.names):
                 told = ~np.isnan(self.shared.info[line])
-                told[:first] = told[last:] = False
+                told[: worker.first] = told[worker.last :] = False
                 self.info.tell(name, self.shared.info[line], told)
         return self._log_rows(self.info)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        at = int(np.searchsorted(self.bounds, index, side="right")) - 1
-        worker = self.workers[at]
-        worker.send(DRAW + struct.pack("<I", index - self.bounds[at]))
+        worker = next(worker for worker in self.workers if index < worker.last)
+        worker.send(DRAW + struct.pack("<I", index))
         try:
             data = worker.receive(text=True)
         except UserError as why:
@@ -233,6 +237,8 @@ class ProcessEnv(HostEnv):
         try:
             yield
         except BaseException:
+            for worker in self.workers:
+                worker.patience = 0.0  # one of them may hang
             self.close()
             raise
 

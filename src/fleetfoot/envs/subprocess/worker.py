@@ -12,19 +12,20 @@ import os
 import signal
 import struct
 import sys
-import traceback
 from typing import Any, BinaryIO
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.random.mtrand import set_bit_generator
 from numpy.typing import NDArray
 
-from fleetfoot.envs.info import MOST_NAMES, numbers
+from fleetfoot.envs.gym_copy import FAULT, make_copy
+from fleetfoot.envs.info import MOST_NAMES
+from fleetfoot.errors import one_line
 
 RESET, STEP, DRAW = b"r", b"s", b"d"  # requests
 # The first byte of an answer. A text follows the last three; NAMED: done, and there are new names in `info`.
-DONE, FAILED, MISTAKE, NAMED = b"k", b"f", b"m", b"n"
+DONE, FAULTY, MISTAKE, NAMED = b"k", b"f", b"m", b"n"
 ALIGN = 64  # bytes; no two arrays share a cache line
 
 
@@ -39,6 +40,8 @@ class Shared:
         self.reward: NDArray[np.float32] = self._take(np.float32, num_envs)
         # What was told in this step, NaN: nothing. Each process has its own names for these lines.
         self.info: NDArray[np.float32] = self._take(np.float32, MOST_NAMES, num_envs)
+        # At the first row of each process: the environment it is stepping, should it hang or die there.
+        self.current: NDArray[np.int32] = self._take(np.int32, num_envs)
         self.terminated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
         self.truncated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
 
@@ -73,7 +76,11 @@ def read_exactly(source: BinaryIO, count: int) -> bytes:
     return data
 
 
-class Copy:
+class Fault(Exception):  # noqa: N818
+    """An environment misbehaved; the message says how."""
+
+
+class Member:
     """One environment with its row of the shared arrays and its own stream of numpy's global random numbers.
 
     Some environments (HumanoidBench's) draw from that global generator: without a stream of its own, what one of them
@@ -81,44 +88,47 @@ class Copy:
     """
 
     def __init__(self, name: str, kwargs: dict[str, Any], row: int, seed: int) -> None:
-        self.env: Any = gymnasium.make(name, disable_env_checker=True, **kwargs)
+        self.env: Any = make_copy(name, kwargs, None, row, os.getpid())
         self.about = describe(self.env)
         self.row, self.seed = row, seed
         self.info: dict[str, float] = {}  # of the last step
-        self.stream: Any = np.random.RandomState(seed).get_state()
+        self.stream = np.random.MT19937(seed)
         space: Any = self.env.action_space
         self.low, self.half = space.low, (space.high - space.low) / 2
 
     def reset(self, shared: Shared) -> None:
-        np.random.set_state(self.stream)
+        set_bit_generator(self.stream)  # to exchange it takes less time than to copy its state
         # Only the first reset plants the seed: later ones go on in the environment's own stream.
         seed, self.seed = (None if self.seed < 0 else self.seed), -1
-        shared.obs[self.row] = self.env.reset(seed=seed)[0]
-        self.stream = np.random.get_state()
+        shared.obs[self.row] = checked(*self.env.reset(seed=seed))
 
     def step(self, shared: Shared) -> None:
-        np.random.set_state(self.stream)
-        action = np.clip(shared.action[self.row], -1, 1)
-        action = np.asarray(self.low + (action + 1) * self.half, self.env.action_space.dtype)
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        set_bit_generator(self.stream)
         row = self.row
-        shared.next_obs[row] = shared.obs[row] = obs
+        action = np.clip(shared.action[row], -1, 1)
+        action = np.asarray(self.low + (action + 1) * self.half, self.env.action_space.dtype)
+        obs, reward, terminated, truncated, self.info = self.env.step(action)
+        shared.next_obs[row] = shared.obs[row] = checked(obs, self.info)
         shared.reward[row] = reward
         shared.terminated[row], shared.truncated[row] = terminated, truncated and not terminated
-        self.info = numbers(info) if info else {}
-        self.stream = np.random.get_state()
         if terminated or truncated:
             self.reset(shared)
 
 
-def tell(shared: Shared, copies: list[Copy], names: list[str]) -> bool:
+def checked(obs: Any, info: dict[str, Any]) -> Any:
+    if FAULT in info:
+        raise Fault(info[FAULT])
+    return obs
+
+
+def tell(shared: Shared, members: list[Member], names: list[str]) -> bool:
     """Write what the environments told into the shared lines; True where `names` has become longer."""
     before = len(names)
-    for copy in copies:
-        names += [name for name in copy.info if name not in names][: MOST_NAMES - len(names)]
+    for member in members:
+        names += [name for name in member.info if name not in names][: MOST_NAMES - len(names)]
     for line, name in enumerate(names):
-        for copy in copies:
-            shared.info[line, copy.row] = copy.info.get(name, np.nan)
+        for member in members:
+            shared.info[line, member.row] = member.info.get(name, np.nan)
     return len(names) > before
 
 
@@ -139,43 +149,40 @@ def describe(env: Any) -> dict[str, Any]:
     }
 
 
-def picture(env: Any) -> bytes:
-    frame = env.render()
-    if not (isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[2] == 3):
-        raise ValueError("the environment has no render mode rgb_array")
-    return struct.pack("<II", *frame.shape[:2]) + frame.astype(np.uint8).tobytes()
-
-
 def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     settings = json.loads(read_text(requests))
     try:
-        copies = [
-            Copy(settings["name"], settings["kwargs"], settings["first"] + i, seed)
+        members = [
+            Member(settings["name"], settings["kwargs"], settings["first"] + i, seed)
             for i, seed in enumerate(settings["seeds"])
         ]
-        about = copies[0].about
-    except Exception as error:
-        write_text(answers, MISTAKE, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    except (Exception, SystemExit) as error:
+        write_text(answers, MISTAKE, one_line(error))
         return
+    about, first = members[0].about, settings["first"]
     write_text(answers, DONE, json.dumps(about))
     requests.read(1)  # by now the memory has its size
     memory = mmap.mmap(memory_file, 0)
     shared = Shared(memory, settings["num_envs"], about["obs_size"], about["action_size"])
     names: list[str] = []  # of the lines of `shared.info`, in the order they were first told
     while request := requests.read(1):
-        try:
-            if request == DRAW:
-                (index,) = struct.unpack("<I", read_exactly(requests, 4))
-                write_text(answers, DONE, picture(copies[index].env))
-                continue
-            for copy in copies:
-                copy.step(shared) if request == STEP else copy.reset(shared)
-            new_names = request == STEP and tell(shared, copies, names)
-        except Exception:
-            kind = MISTAKE if request == DRAW else FAILED
-            last = traceback.format_exc(limit=-1).strip().splitlines()[-1]
-            write_text(answers, kind, last if request == DRAW else traceback.format_exc())
+        if request == DRAW:
+            (row,) = struct.unpack("<I", read_exactly(requests, 4))
+            picture = members[row - first].env.picture(row)
+            if isinstance(picture, str):
+                write_text(answers, MISTAKE, picture)
+            else:
+                size = struct.pack("<II", *picture.shape[:2])
+                write_text(answers, DONE, size + picture.astype(np.uint8).tobytes())
             continue
+        try:
+            for member in members:
+                shared.current[first] = member.row
+                member.step(shared) if request == STEP else member.reset(shared)
+        except Fault as fault:
+            write_text(answers, FAULTY, str(fault))
+            continue
+        new_names = request == STEP and tell(shared, members, names)
         if new_names:
             write_text(answers, NAMED, json.dumps(names))
         else:
