@@ -19,8 +19,9 @@ from fleetfoot.envs import atari
 from fleetfoot.envs.atari import AtariConfig, AtariEnv, names
 from fleetfoot.envs.check import check_env
 from fleetfoot.errors import UserError
+from support.extras import needs
 
-pytest.importorskip("ale_py")
+needs("ale_py")
 CPU = torch.device("cpu")
 
 

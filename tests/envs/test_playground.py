@@ -19,9 +19,9 @@ from fleetfoot.envs.check import check_env
 from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv
 from fleetfoot.envs.playground import task as playground_task
 from fleetfoot.errors import UserError
+from support.extras import needs
 
-pytest.importorskip("mujoco_playground")
-jax: Any = pytest.importorskip("jax")
+needs("mujoco_playground", "jax")
 CPU = torch.device("cpu")
 N, POOL, LIMIT = 4, 8, 12
 # One config for all tests, since each new one is compiled anew.
@@ -33,6 +33,8 @@ MODELS = os.environ.get("FLEETFOOT_MENAGERIE")
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_to_compile() -> Any:
+    import jax
+
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -61,6 +63,7 @@ def test_every_observation_is_what_the_bare_task_gives_across_the_end_of_an_epis
     env: PlaygroundEnv,
 ) -> None:
     """The task without any wrapper, stepped from the same start by hand: it does not know that an episode ends."""
+    import jax
     from mujoco_playground import registry
 
     first = env.reset()
@@ -166,6 +169,7 @@ def test_evaluation_has_the_stock_task() -> None:
 
 @pytest.mark.parametrize("task", playground_task.TUNED_TASKS)
 def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
+    import jax
     from mujoco_playground import registry
 
     from fleetfoot.envs.playground.step import Program, _Settings
@@ -192,6 +196,7 @@ def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
 
 
 def test_the_shared_beginning_of_both_observations_is_found() -> None:
+    import jax
     from jax import numpy as jp
 
     def task(privileged: Any) -> Any:

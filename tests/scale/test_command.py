@@ -23,11 +23,11 @@ from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
 from fleetfoot.study import open_study
 from support.command import call
+from support.extras import needs
 from support.planted_study import Planted, on_law
 from support.runs import small
 
-pytest.importorskip("scipy")
-pytest.importorskip("sklearn")
+needs("scipy", "sklearn")
 
 RANGE = ("--low", "0", "--high", "1000", "--reps", "5")
 

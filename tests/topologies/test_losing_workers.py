@@ -23,10 +23,11 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.gorila.fleet import BundleFleet
 from fleetfoot.topologies.gorila.loop import ParameterServerConfig
+from support.extras import needs
 from support.gorila import small as small_gorila
 from support.losing import assert_adds_up, assert_counters_add_up, kill, lines, when
 
-pytest.importorskip("ray")
+needs("ray")
 pytestmark = pytest.mark.usefixtures("ray")
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)

@@ -28,11 +28,12 @@ from fleetfoot.topologies.gorila.replica import flatten
 from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import CrashingConfig
+from support.extras import needs
 from support.gorila import small
 from support.losing import assert_adds_up, lines
 from support.train_until import train_until
 
-pytest.importorskip("ray")
+needs("ray")
 needs_ray = pytest.mark.usefixtures("ray")
 
 SOLVED = 450.0

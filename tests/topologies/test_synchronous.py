@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import resume, train
@@ -240,9 +239,11 @@ def test_compiled_equals_eager_to_rounding(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compiled_runs_as_it_was() -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
     def broken(function: Any, **options: Any) -> Any:
         def fail(*args: Any) -> Any:
-            raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+            raise TorchDynamoException("no compiler here")
 
         return fail
 
