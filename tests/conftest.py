@@ -23,6 +23,8 @@ import coverage
 import pytest
 import torch
 
+from support.compiler import BUILT_SLOW, TRACED
+
 torch.set_num_threads(1)
 
 
@@ -119,6 +121,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("learning") or group(item.nodeid) in UNMEASURED:
             item.add_marker("no_cover")
+
+
+@pytest.fixture(params=[TRACED, BUILT_SLOW])
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend of torch.compile."""
+    true, backend = torch.compile, str(request.param)
+
+    def compiled(function: Any, *, dynamic: bool) -> Any:
+        return true(function, dynamic=dynamic, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return backend
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -225,7 +224,7 @@ def test_bf16_stays_close(tmp_path: Path) -> None:
         assert 0 < apart < 0.25 * way, k
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU")
+@pytest.mark.usefixtures("compiler")
 def test_compiled_equals_eager_to_rounding(tmp_path: Path) -> None:
     """A whole run; the updates of other agents are compared in `test_speed.py`."""
     short = small(total_vec_steps=26)
