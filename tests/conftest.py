@@ -48,7 +48,18 @@ TOGETHER = {
     "test_losing_workers.py": "ray",
     "test_parameter_server_on_ray.py": "ray",
     "test_split_on_ray.py": "ray",
+    "test_golden.py::test_same_weights_on_ray": "ray",
     "test_playground.py": "compiled simulators",
+    "test_envpool.py": "envpool",
+    "test_atari.py": "atari",
+    "test_analysis.py": "statistics",
+    "test_curves.py": "statistics",
+    "test_laws.py": "statistics",
+    "test_compare.py": "statistics",
+    "test_report.py": "statistics",
+    "test_dashboard.py": "statistics",
+    "test_export_agents.py": "onnx",
+    "test_export_run.py": "onnx",
     "test_ranks.py": "ranks",
     "test_runs.py": "a finished run",
 }
@@ -59,7 +70,8 @@ UNMEASURED = {"ray", "compiled simulators"}
 
 
 def group(nodeid: str) -> str | None:
-    return TOGETHER.get(nodeid.partition("::")[0].rpartition("/")[2])
+    name = nodeid.partition("[")[0].rpartition("/")[2]  # file.py::test
+    return TOGETHER.get(name) or TOGETHER.get(name.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -119,6 +131,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     learns repeats the same lines thousands of times, which others have run once; coverage leaves it alone."""
     items.sort(key=lambda item: item.get_closest_marker("learning") is None)
     for item in items:
+        uses_ray = "ray" in getattr(item, "fixturenames", ())
+        assert not uses_ray or group(item.nodeid) == "ray", (
+            f"another Ray would start: {item.nodeid}"
+        )
         if item.get_closest_marker("learning") or group(item.nodeid) in UNMEASURED:
             item.add_marker("no_cover")
 

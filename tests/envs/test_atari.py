@@ -51,11 +51,23 @@ def bare(like: AtariEnv, game: str, **options: Any) -> Any:
     ("config", "vec_steps", "ends"),
     [
         (
-            AtariConfig(game="Pong", max_frames=200, sticky=0.25, full_actions=True),
-            110,
+            AtariConfig(
+                game="Pong",
+                max_frames=100,
+                sticky=0.25,
+                full_actions=True,
+                fire_start=True,
+                threads=2,
+            ),
+            55,
             {"truncations"},
         ),
-        (AtariConfig(game="Breakout", fire_start=True, threads=2), 230, {"terminations"}),
+        pytest.param(
+            AtariConfig(game="Breakout", fire_start=True, threads=2),
+            230,
+            {"terminations"},
+            marks=pytest.mark.slow,
+        ),
         (
             AtariConfig(game="Qbert", life_loss=True, max_frames=640),
             170,

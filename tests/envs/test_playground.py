@@ -51,12 +51,23 @@ def script(length: int, seed: int = 0) -> Tensor:
     return torch.rand(length, N, 1, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def test_the_contract() -> None:
-    report = check_env(CARTPOLE, vec_steps=2 * LIMIT + 3)
+@pytest.mark.parametrize(
+    "independent_seeds",
+    # True: another number of environments, for which everything is compiled once more.
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+)
+def test_the_contract(independent_seeds: bool) -> None:
+    report = check_env(CARTPOLE, vec_steps=2 * LIMIT + 3, independent_seeds=independent_seeds)
     assert report.saves_state
     assert report.truncations == 2 * N
-    assert set(report.untried) <= {"render"}
+    assert set(report.untried) <= {"render", *(() if independent_seeds else ("independent_seeds",))}
     assert report.spec.step_seconds == pytest.approx(0.01)
+
+
+def test_an_environment_starts_the_same_however_many_there_are(env: PlaygroundEnv) -> None:
+    more = CARTPOLE.build(N + 3, 0, CPU)
+    assert torch.equal(more.reset().actor[:N], env.reset().actor)
+    more.close()
 
 
 def test_every_observation_is_what_the_bare_task_gives_across_the_end_of_an_episode(

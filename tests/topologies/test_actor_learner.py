@@ -43,7 +43,7 @@ from fleetfoot.topologies.ray.workers import died, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import BadExamConfig, CrashingConfig
 from support.losing import assert_counters_add_up, lines, when
-from support.runs import agent_state, assert_same
+from support.runs import agent_state, assert_policy_is_stored, assert_same
 from support.train_until import train_until
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
@@ -74,14 +74,17 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
     "name",
     [
         "apex_dqn/cartpole",
-        "apex_dpg/pendulum",
+        pytest.param("apex_dpg/pendulum", marks=pytest.mark.slow),
         pytest.param("sac/pendulum-actors/top+ln+redo", marks=pytest.mark.slow),
     ],
 )
-def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_path: Path) -> None:
+def test_lockstep_gives_the_same_bits_as_synchronous(
+    ray: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = small(name, total_vec_steps=120)
     lockstep = replace(recipe, topology=ActorLearnerConfig(actors=1, lockstep=True))
-    train(lockstep, tmp_path / "apart")
+    result = train(lockstep, tmp_path / "apart")
+    assert_policy_is_stored(tmp_path / "apart", result, monkeypatch)
     train(replace(recipe, topology=SynchronousConfig()), tmp_path / "together")
     assert_same(agent_state(tmp_path / "apart"), agent_state(tmp_path / "together"))
     losses = [

@@ -30,7 +30,8 @@ from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import CrashingConfig
 from support.extras import needs
 from support.gorila import small
-from support.losing import assert_adds_up, lines
+from support.losing import assert_adds_up, lines, when
+from support.runs import assert_policy_is_stored
 from support.train_until import train_until
 
 needs("ray")
@@ -44,7 +45,9 @@ def weights(folder: Path, name: str = "weights") -> torch.Tensor:
 
 
 @needs_ray
-def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: Path) -> None:
+def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One bundle, two shards, stopped at step 60 and resumed: the weights of a run in one process."""
     one = ParameterServerConfig(
         bundles=1, shards=2, lockstep=True, shift_vec_steps=7, outlier_stds=None
@@ -52,6 +55,7 @@ def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: P
     train(small(topology=SynchronousConfig()), tmp_path / "serial")
     train(small(topology=one, total_vec_steps=60), tmp_path / "gorila")
     result = resume(tmp_path / "gorila", total_vec_steps=110)
+    assert_policy_is_stored(tmp_path / "gorila", result, monkeypatch)
     serial = checkpoint.load(tmp_path / "serial").state
     ours = checkpoint.load(tmp_path / "gorila").state
     assert result.counters.updates == serial["updates"] == 200
@@ -147,6 +151,19 @@ print("finished" if result.finished else "stopped", result.counters.vec_steps)
 """
 
 
+@needs_ray
+def test_ctrl_c_saves_what_all_bundles_have_learned(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)
+    interrupting = when(folder, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    result = train(small(topology=cfg, total_vec_steps=1_000_000), folder)
+    interrupting.join()
+    assert not result.finished
+    assert checkpoint.load(folder).step == result.counters.vec_steps > 0
+    assert_adds_up(folder)
+
+
+@pytest.mark.slow  # Ape-X ends a Ray of its own in the suite
 def test_ctrl_c_saves_and_leaves_no_process(tmp_path: Path) -> None:
     """A Ray of its own, the signal to the whole foreground group, as a terminal sends it."""
     folder = tmp_path / "run"

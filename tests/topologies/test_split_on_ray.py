@@ -40,7 +40,14 @@ from fleetfoot.topologies.pql.schedule import Round
 from fleetfoot.topologies.pql.threads import InProcessConfig
 from fleetfoot.topologies.ray.transport import pack_recipe, to_tensors
 from fleetfoot.topologies.synchronous import SynchronousConfig
-from support.runs import QUIET, agent_state, assert_same, short, tensors
+from support.runs import (
+    QUIET,
+    agent_state,
+    assert_policy_is_stored,
+    assert_same,
+    short,
+    tensors,
+)
 from support.skewed import SkewedDDPGConfig, SkewedEnvConfig
 
 RARELY = LogConfig(every_vec_steps=1000, tensorboard=False, console=False)
@@ -138,10 +145,11 @@ def kill(stage: str) -> None:
     "name", ["pql/pendulum", pytest.param("fast_sac/pendulum", marks=pytest.mark.slow)]
 )
 def test_in_lockstep_the_weights_are_those_of_synchronous(
-    ray: Any, name: str, tmp_path: Path
+    ray: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = short(name, 2, total_vec_steps=45)
-    train(replace(recipe, topology=on_ray(lockstep=True)), tmp_path / "apart")
+    result = train(replace(recipe, topology=on_ray(lockstep=True)), tmp_path / "apart")
+    assert_policy_is_stored(tmp_path / "apart", result, monkeypatch)
     train(replace(recipe, topology=SynchronousConfig()), tmp_path / "whole")
     assert_same(agent_state(tmp_path / "apart"), agent_state(tmp_path / "whole"))
     found = [[x.get("critic/loss") for x in lines(tmp_path / f)] for f in ("apart", "whole")]
@@ -186,7 +194,7 @@ def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
 
 
 @pytest.mark.parametrize(
-    "slow", ["actor", "critic", pytest.param("policy", marks=pytest.mark.slow)]
+    "slow", ["actor", *(pytest.param(s, marks=pytest.mark.slow) for s in ("critic", "policy"))]
 )
 def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, looking: Looking) -> None:
     """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time."""

@@ -1,7 +1,7 @@
 """Damaged files, crafted recipes, crafted checkpoints, kills: no traceback, no crash, no hang, no wrong weight.
 
-Every trial is a process of its own and is made from its number. The suite makes a few of each kind; the figures of the
-issue are `pytest -m slow tests/trust`, in pieces.
+Every trial is a process of its own and is made from its number. The suite makes a few of each kind; all of them are
+`pytest -m slow tests/trust`, in pieces.
 """
 
 from __future__ import annotations
