@@ -49,6 +49,7 @@ TOGETHER = {
     "test_parameter_server_on_ray.py": "ray",
     "test_split_on_ray.py": "ray",
     "test_golden.py::test_same_weights_on_ray": "ray",
+    "test_study.py::test_on_a_cluster": "ray",
     "test_playground.py": "compiled simulators",
     "test_envpool.py": "envpool",
     "test_atari.py": "atari",
@@ -131,10 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     learns repeats the same lines thousands of times, which others have run once; coverage leaves it alone."""
     items.sort(key=lambda item: item.get_closest_marker("learning") is None)
     for item in items:
-        uses_ray = "ray" in getattr(item, "fixturenames", ())
-        assert not uses_ray or group(item.nodeid) == "ray", (
-            f"another Ray would start: {item.nodeid}"
-        )
+        if "ray" in getattr(item, "fixturenames", ()) and group(item.nodeid) != "ray":
+            raise pytest.UsageError(f"{item.nodeid} would start a Ray of its own: see TOGETHER")
         if item.get_closest_marker("learning") or group(item.nodeid) in UNMEASURED:
             item.add_marker("no_cover")
 

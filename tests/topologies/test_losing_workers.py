@@ -88,13 +88,16 @@ def test_a_killed_actor_and_then_the_learner(
     later.join()
     printed = capfd.readouterr().err
     assert printed.count("is lost") == 2
-    assert re.search(r"fleetfoot: actor \d is lost \(its process died\); restart 1 of 10", printed)
-    assert "fleetfoot: the learner is lost (its process died); restart 2 of 10" in printed
+    assert re.search(rf"fleetfoot: actor \d {re.escape(LOST)}", printed)
+    assert f"fleetfoot: the learner {LOST}" in printed
     assert_counters_add_up(tmp_path / "run", recipe)
     steps = [line["vec_steps"] for line in lines(tmp_path / "run") if "critic/loss" in line]
     assert steps == sorted(set(steps)), "what the lost learner wrote after its checkpoint is gone"
     assert sorted(checkpoint.load(tmp_path / "run").state["incarnations"]) == [1, 2]
-    assert lines(tmp_path / "run")[-1]["fleet/restarts"] == 2
+    counted = [
+        line["fleet/restarts"] for line in lines(tmp_path / "run") if "fleet/restarts" in line
+    ]
+    assert max(counted) == 1, "the next learner counts anew"
 
 
 @slow
