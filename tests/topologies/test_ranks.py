@@ -207,7 +207,7 @@ def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path) -> None:
     assert loaded.step == 100
     assert loaded.state["world"] == 2
     pace = small().pace
-    held = pace.updates_after(60) + 2 * (40 - pace.warmup_vec_steps)
+    held = pace.updates_after(60) + pace.updates_per_vec_step * (40 - pace.warmup_vec_steps)
     assert loaded.state["updates"] == held
 
 

@@ -7,6 +7,7 @@ Every trial is a process of its own and is made from its number. The suite makes
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import resource
@@ -75,6 +76,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], t
     @cache
     def make(name: str) -> tuple[Path, str]:
         reader = READERS[name]
+        for late in ("rliable.library", "jinja2") if name == "report" else ():
+            importlib.import_module(late)  # once here, and not in every child
         folder = folder_of(reader.make)
         copy = Path(shutil.copytree(folder, place / f"{name}-whole"))
         outcome = trial(place, lambda: reader.read(copy))
