@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -33,11 +34,10 @@ MODELS = os.environ.get("FLEETFOOT_MENAGERIE")
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_to_compile() -> Any:
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
+    config: Any = importlib.import_module("jax").config
+    config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
     loaded: Any = SimpleNamespace(config=config, env=SimpleNamespace(_config=config))
     program: Any = SimpleNamespace(task=loaded, terms=playground_task.scales(loaded))
 
-    @jax.jit  # type: ignore[untyped-decorator]
+    @jax.jit
     def read(settings: Any) -> Any:
         with _Settings(loaded, program.terms, settings):
             now = loaded.env._config
