@@ -54,6 +54,7 @@ TOGETHER = {
     "test_envpool.py": "envpool",
     "test_atari.py": "atari",
     "test_analysis.py": "statistics",
+    "test_command.py": "statistics",
     "test_curves.py": "statistics",
     "test_laws.py": "statistics",
     "test_compare.py": "statistics",

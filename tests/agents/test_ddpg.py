@@ -396,4 +396,4 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def test_solves_the_pendulum(tmp_path: Path) -> None:
     recipe = recipes.get("ddpg/pendulum")
     recipe = replace(recipe, log=QUIET, device="cpu", threads=1, total_vec_steps=1000)
-    assert train_until(recipe, tmp_path / "run", -200, every=75).best_return >= -200
+    assert train_until(recipe, tmp_path / "run", -200, every=150).best_return >= -200
