@@ -99,9 +99,9 @@ def test_ctrl_c_on_the_command_line_saves_leaves_no_process_behind_and_the_run_g
 ) -> None:
     """The command starts its own Ray; the resumed run uses that of the tests."""
     recipe = small("apex_dqn/cartpole", total_vec_steps=100_000)
-    recipe = changed(recipe, actors=2)
+    recipe = changed(recipe, actors=1)
     words = f"""train apex_dqn/cartpole --no-video --folder {tmp_path / "run"} --total-vec-steps 100000
-        --topology.actors 2 --num-envs 8 --batch-size 16 --device cpu --threads 1
+        --topology.actors 1 --num-envs 8 --batch-size 16 --device cpu --threads 1
         --evaluation.every-vec-steps 0 --evaluation.episodes 2 --checkpoint.every-vec-steps 50
         --log.every-vec-steps 10 --log.no-tensorboard --log.no-console"""
     command = [sys.executable, "-m", "fleetfoot", *words.split()]
@@ -145,6 +145,7 @@ def test_ctrl_c_on_the_command_line_saves_leaves_no_process_behind_and_the_run_g
         resume(tmp_path / "run", total_vec_steps=total + 50, topology=other)
 
 
+@pytest.mark.slow  # below it fails twice; replaced after a kill, in test_losing_workers.py, the run goes on
 def test_a_crashing_environment_is_reported_with_its_seed_and_replaced(
     ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,11 +170,17 @@ def test_several_actors_refuse_agents_that_follow_episodes(agent: Any, tmp_path:
         train(replace(recipe, topology=ActorLearnerConfig(actors=2)), tmp_path / "run")
 
 
-def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> None:
+def test_too_many_crashes_end_the_run_in_one_line(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     recipe = small("apex_dqn/cartpole", env=CrashingConfig(at=3))
     recipe = changed(recipe, actors=1, ray=RayConfig(max_restarts=1))
     with pytest.raises(UserError, match=r"actor 0 is lost .* after 1 restarts"):
         train(recipe, tmp_path / "run")
+    printed = capfd.readouterr().err
+    assert f"actor 0 is lost (ActorFailed: environment seed {recipe.seeds().env}" in printed
+    assert "ZeroDivisionError: the pole has left the world" in printed
+    assert "restart 1 of 1" in printed
 
 
 @pytest.mark.slow
