@@ -99,9 +99,9 @@ def test_ctrl_c_on_the_command_line_saves_leaves_no_process_behind_and_the_run_g
 ) -> None:
     """The command starts its own Ray; the resumed run uses that of the tests."""
     recipe = small("apex_dqn/cartpole", total_vec_steps=100_000)
-    recipe = changed(recipe, actors=1)
+    recipe = changed(recipe, actors=2)
     words = f"""train apex_dqn/cartpole --no-video --folder {tmp_path / "run"} --total-vec-steps 100000
-        --topology.actors 1 --num-envs 8 --batch-size 16 --device cpu --threads 1
+        --topology.actors 2 --num-envs 8 --batch-size 16 --device cpu --threads 1
         --evaluation.every-vec-steps 0 --evaluation.episodes 2 --checkpoint.every-vec-steps 50
         --log.every-vec-steps 10 --log.no-tensorboard --log.no-console"""
     command = [sys.executable, "-m", "fleetfoot", *words.split()]
