@@ -83,11 +83,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Grouped(LoadScopeScheduling):  # type: ignore[misc]
-        """Hands out tests one by one, but for those that belong together: they come first."""
+        """Hands out tests one by one, but for those that belong together, in the order of collection."""
 
         def _split_scope(self, nodeid: str) -> str:
             return group(nodeid) or nodeid
 
+    config.option.loadscopereorder = (
+        False  # by the number of tests: those on Ray are few, and take longest
+    )
     return Grouped(config, log)
 
 
@@ -131,7 +134,14 @@ def pytest_collection_unmeasured() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: at the end one process would wait for another that has just begun one of them. A test that
     learns repeats the same lines thousands of times, which others have run once; coverage leaves it alone."""
-    items.sort(key=lambda item: item.get_closest_marker("learning") is None)
+    groups = list(dict.fromkeys(TOGETHER.values()))  # Ray takes longest
+
+    def place(item: pytest.Item) -> int:
+        if (name := group(item.nodeid)) is not None:
+            return groups.index(name)
+        return len(groups) + (item.get_closest_marker("learning") is None)
+
+    items.sort(key=place)
     for item in items:
         if "ray" in getattr(item, "fixturenames", ()) and group(item.nodeid) != "ray":
             raise pytest.UsageError(f"{item.nodeid} would start a Ray of its own: see TOGETHER")
