@@ -67,6 +67,10 @@ BENCHMARKS = {
         "studies.many_actions:many_actions",
         "DAA: gradient variance over the actions per state, and curves beside PPO",
     ),
+    "mjlab-peers": (
+        "studies.mjlab_peers:mjlab_peers",
+        "mjlab velocity tasks: our runs beside rsl_rl's PPO at equal seconds of training",
+    ),
     "pong": ("studies.pong:pong", "Pong: Ape-X and one process, until solved"),
     "apex-actors": ("studies.apex_actors:apex_actors", "Ape-X: 1 to 8 actors at equal updates"),
     "gorila-bundles": (

@@ -23,7 +23,7 @@ from fleetfoot.topologies.synchronous import SynchronousConfig, in_turns
 
 
 def bench_loop(
-    recipe: str = "fast_td3/t1-joystick-flat",
+    recipe: tuple[str, ...] = ("fast_td3/t1-joystick-flat",),
     num_envs: tuple[int, ...] = (1024, 4096),
     updates: tuple[float, ...] = (2.0,),
     vec_steps: int = 200,
@@ -32,23 +32,26 @@ def bench_loop(
 ) -> dict[str, Any]:
     """Vec steps per second of a recipe's training, with and without overlap.
 
-    :param recipe: Its name.
+    :param recipe: Its name, or several, one after the other.
     :param num_envs: Environments, one measurement for each; the replay keeps its rows per environment.
     :param updates: Updates per vec step, likewise.
     :param vec_steps: Vec steps timed, after warming up.
     :param device: auto, cpu, cuda or cuda:K.
     :param execution: auto, eager, compiled or captured.
     """
-    named = recipes.get(recipe)
-    if not isinstance(named.topology, SynchronousConfig):
-        raise UserError(f"{recipe} does not run under the synchronous topology.")
+    named = [recipes.get(name) for name in recipe]
+    for one in named:
+        if not isinstance(one.topology, SynchronousConfig):
+            raise UserError(f"{one.name} does not run under the synchronous topology.")
     rows = [
-        measure(smaller(named, envs, pace, device, execution), overlap, vec_steps)
+        {"recipe": one.name}
+        | measure(smaller(one, envs, pace, device, execution), overlap, vec_steps)
+        for one in named
         for envs in num_envs
         for pace in updates
         for overlap in (False, True)
     ]
-    return {"recipe": recipe, "loop": rows}
+    return {"recipe": ", ".join(recipe), "loop": rows}
 
 
 def smaller(recipe: Recipe, envs: int, updates: float, device: str, execution: str) -> Recipe:

@@ -34,6 +34,8 @@ from fleetfoot.nn.imagine import imagine
 from fleetfoot.nn.world_model import Prediction
 
 CPU = torch.device("cpu")
+PENDULUM = "daa/pendulum"
+PENDULUM_LOWEST = -1_300.0  # about what a policy returns that has learned nothing
 
 
 class Spread(NamedTuple):
@@ -130,6 +132,7 @@ def many_actions(
     first_seed: int = 100,
     runs: Path = Path("runs/many_actions"),
     pictures: Path | None = None,
+    recipe: str = PENDULUM,
 ) -> Iterator[dict[str, Any]]:
     """Gradient variance over the number of actions per state, then learning curves with and without imagined actions.
 
@@ -138,42 +141,43 @@ def many_actions(
     :param first_seed: The others follow it. The recipe was chosen on 0 to 2.
     :param runs: Folder of the runs; those that are there already are read, not trained again.
     :param pictures: Folder to draw pictures into (needs matplotlib).
+    :param recipe: Of the curves; RECIPE-none is the one without imagined actions. Variance is the pendulum's alone.
     """
-    recipe = recipes.get("daa/pendulum")
-    agent = recipe.build_agent(TensorConfig().build(8, 0, CPU).spec, CPU)
-    assert isinstance(agent, DAA)
-    result: dict[str, Any] = {"variance": variance_over_actions(agent, counts)}
-    if pictures is not None:
-        draw_variance(result["variance"], pictures / "daa-variance.png")
-    yield result
+    result: dict[str, Any] = {}
+    if recipe == PENDULUM:
+        agent = recipes.get(recipe).build_agent(TensorConfig().build(8, 0, CPU).spec, CPU)
+        assert isinstance(agent, DAA)
+        result["variance"] = variance_over_actions(agent, counts)
+        if pictures is not None:
+            draw_variance(result["variance"], pictures / "daa-variance.png")
+        yield result
     if seeds == 0:
         return
     curves: dict[str, list[dict[str, Any]]] = {}
-    for name in ("daa/pendulum", "daa/pendulum-none"):
+    for name in (recipe, f"{recipe}-none"):
         folder = runs / name.replace("/", "-")
         if not folder.exists():
             train_seeds(replace(recipes.get(name), seed=first_seed), seeds, folder)
         places = [folder / f"seed-{first_seed + k}" for k in range(seeds)]
         curves[name] = [points(finished(place)) for place in places]
-    ours, theirs = (np.array([area(c) for c in curves[name]]) for name in curves)
+    lowest = PENDULUM_LOWEST if recipe == PENDULUM else 0.0
+    areas = {name: [area(c, lowest) for c in of_name] for name, of_name in curves.items()}
+    ours, theirs = map(np.array, areas.values())
     result |= {
-        "recipe": to_json(recipe),
+        "recipe": to_json(recipes.get(recipe)),
         "curves": curves,
-        "area": {name: [area(c) for c in of_name] for name, of_name in curves.items()},
+        "area": areas,
         "gain": bootstrap(ours, theirs, lambda x, y: relative_gain(x.mean(), y.mean())),
         "probability_of_more": float((ours[:, None] > theirs[None, :]).mean()),
     }
     if pictures is not None:
-        draw_variants(curves, pictures / "daa-pendulum.png")
+        draw_variants(curves, pictures / f"{recipe.replace('/', '-')}.png")
     yield result
 
 
-LOWEST = -1_300.0  # about what a policy returns that has learned nothing
-
-
-def area(columns: dict[str, Any]) -> float:
-    """The mean return over the run, above that of a policy that has learned nothing."""
-    steps, values = np.array(columns["env_steps"]), np.array(columns["return"]) - LOWEST
+def area(columns: dict[str, Any], lowest: float) -> float:
+    """The mean return over the run, above the lowest there is."""
+    steps, values = np.array(columns["env_steps"]), np.array(columns["return"]) - lowest
     between = (values[1:] + values[:-1]) / 2 * np.diff(steps)
     return float((values[0] * steps[0] / 2 + between.sum()) / steps[-1])
 

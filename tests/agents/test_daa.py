@@ -397,3 +397,12 @@ def test_the_published_setting() -> None:
     assert recipe.agent == DAAConfig()
     assert (recipe.num_envs, recipe.batch_size, recipe.gamma) == (1, 2_048, 0.99)
     assert recipe.total_updates() == 488  # the schedules of rate, N and H depend on it
+
+
+def test_the_twins_differ_in_the_estimator_alone() -> None:
+    for name in ("daa/pendulum", "daa/walker-walk-small"):
+        ours, twin = recipes.get(name), recipes.get(f"{name}-none")
+        assert isinstance(twin.agent, DAAConfig)
+        assert twin.agent.estimator == "none"
+        agent = replace(twin.agent, estimator="model_actions")
+        assert replace(twin, name=ours.name, agent=agent) == ours
