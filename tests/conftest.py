@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pkgutil
@@ -21,6 +22,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import coverage
 import pytest
 import torch
+
+from support.compiler import BUILT_SLOW, TRACED
 
 torch.set_num_threads(1)
 
@@ -45,7 +48,20 @@ TOGETHER = {
     "test_losing_workers.py": "ray",
     "test_parameter_server_on_ray.py": "ray",
     "test_split_on_ray.py": "ray",
+    "test_golden.py::test_same_weights_on_ray": "ray",
+    "test_study.py::test_on_a_cluster": "ray",
     "test_playground.py": "compiled simulators",
+    "test_envpool.py": "envpool",
+    "test_atari.py": "atari",
+    "test_analysis.py": "statistics",
+    "test_command.py": "statistics",
+    "test_curves.py": "statistics",
+    "test_laws.py": "statistics",
+    "test_compare.py": "statistics",
+    "test_report.py": "statistics",
+    "test_dashboard.py": "statistics",
+    "test_export_agents.py": "onnx",
+    "test_export_run.py": "onnx",
     "test_ranks.py": "ranks",
     "test_runs.py": "a finished run",
 }
@@ -56,7 +72,8 @@ UNMEASURED = {"ray", "compiled simulators"}
 
 
 def group(nodeid: str) -> str | None:
-    return TOGETHER.get(nodeid.partition("::")[0].rpartition("/")[2])
+    name = nodeid.partition("[")[0].rpartition("/")[2]  # file.py::test
+    return TOGETHER.get(name) or TOGETHER.get(name.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -66,11 +83,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Grouped(LoadScopeScheduling):  # type: ignore[misc]
-        """Hands out tests one by one, but for those that belong together: they come first."""
+        """Hands out tests one by one, but for those that belong together, in the order of collection."""
 
         def _split_scope(self, nodeid: str) -> str:
             return group(nodeid) or nodeid
 
+    config.option.loadscopereorder = (
+        False  # by the number of tests: those on Ray are few, and take longest
+    )
     return Grouped(config, log)
 
 
@@ -81,6 +101,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected lives until the end. Python need not search it for garbage: not while it comes to
+    be, and not later, where a test makes some."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_collection")
+def pytest_collection_unmeasured() -> Generator[None, object, object]:
     """Coverage sees the library being imported, and then nothing of the collection: it makes Python code almost twice
     as slow, and here that is pytest's, not ours."""
     measuring = coverage.Coverage.current()
@@ -102,10 +134,31 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: at the end one process would wait for another that has just begun one of them. A test that
     learns repeats the same lines thousands of times, which others have run once; coverage leaves it alone."""
-    items.sort(key=lambda item: item.get_closest_marker("learning") is None)
+    groups = list(dict.fromkeys(TOGETHER.values()))  # Ray takes longest
+
+    def place(item: pytest.Item) -> int:
+        if (name := group(item.nodeid)) is not None:
+            return groups.index(name)
+        return len(groups) + (item.get_closest_marker("learning") is None)
+
+    items.sort(key=place)
     for item in items:
+        if "ray" in getattr(item, "fixturenames", ()) and group(item.nodeid) != "ray":
+            raise pytest.UsageError(f"{item.nodeid} would start a Ray of its own: see TOGETHER")
         if item.get_closest_marker("learning") or group(item.nodeid) in UNMEASURED:
             item.add_marker("no_cover")
+
+
+@pytest.fixture(params=[TRACED, BUILT_SLOW])
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend of torch.compile."""
+    true, backend = torch.compile, str(request.param)
+
+    def compiled(function: Any, *, dynamic: bool) -> Any:
+        return true(function, dynamic=dynamic, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return backend
 
 
 @pytest.fixture(scope="session")

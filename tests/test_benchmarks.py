@@ -239,7 +239,9 @@ def test_seconds_to_a_return(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every topology stops at the first evaluation that reaches the target, here any."""
-    task = split_learners.Task(recipes.get("fast_td3/pendulum"), target=0.0, every=25, steps=20)
+    base = recipes.get("fast_td3/pendulum")
+    briefly = replace(base.evaluation, episodes=2, max_vec_steps=20)
+    task = split_learners.Task(replace(base, evaluation=briefly), target=0.0, every=25, steps=20)
     monkeypatch.setitem(split_learners.TASKS, "pendulum", lambda: task)
     options = "--tasks pendulum --seeds 0 --target -3000 --num-envs 4 --batch-size 8 --updates 1"
     body = measured(capsys, "split-learners", *options.split(), "--device", "cpu")

@@ -15,11 +15,12 @@ import torch
 
 from fleetfoot import api, hub
 from support.command import call, refusal
+from support.extras import needs
 from support.fake_hub import TOKEN, FakeHub, fake_hub
 from support.runs import tensors
 from support.trust_recipes import tiny
 
-pytest.importorskip("huggingface_hub")
+needs("huggingface_hub")
 
 
 @pytest.fixture(scope="module")

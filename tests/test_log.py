@@ -14,7 +14,6 @@ import rich.console
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fleetfoot.config import from_json, to_json
 from fleetfoot.errors import UserError
@@ -246,6 +245,8 @@ def test_logs_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def events(folder: Path, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     reader = EventAccumulator(str(folder))
     reader.Reload()
     return [(e.step, e.value) for e in reader.Scalars(name)]

@@ -20,10 +20,6 @@ from fleetfoot.policy import TrainedPolicy
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import read_spec, write_spec
 from fleetfoot.run.stored import HEADER
-from fleetfoot.topologies.apex.loop import ActorLearnerConfig
-from fleetfoot.topologies.gorila.loop import ParameterServerConfig
-from fleetfoot.topologies.pql.loop import SplitLearnersConfig
-from fleetfoot.topologies.pql.on_ray import OnRayConfig
 
 CPU = torch.device("cpu")
 
@@ -190,22 +186,3 @@ def test_a_spec_is_read_as_it_was_written(spec: EnvSpec, tmp_path: Path) -> None
     stored = json.loads((tmp_path / "spec.json").read_text())
     fields = {f.name for f in dataclasses.fields(spec)} - {"symmetry"}  # a matter of training
     assert fields == stored.keys() - set(HEADER)
-
-
-ON_RAY = {
-    "apex_dqn/cartpole": ActorLearnerConfig(actors=1, lockstep=True),
-    "gorila_dqn/cartpole": ParameterServerConfig(bundles=1, shards=1, lockstep=True),
-    "pql/pendulum": SplitLearnersConfig(lockstep=True, placement=OnRayConfig()),
-}
-
-
-@pytest.mark.parametrize("name", ON_RAY)
-def test_every_topology_stores_what_its_policy_needs(
-    name: str, ray: Any, tmp_path: Path, no_environments: Any
-) -> None:
-    result = train(small(name, topology=ON_RAY[name]), tmp_path / "run")
-    no_environments()
-    policy, spec = load_policy(tmp_path / "run", "last")
-    obs = torch.ones(2, *spec.obs_shape)
-    with torch.no_grad():
-        assert torch.equal(policy(obs), result.policy.eval()(Obs(obs, obs)))

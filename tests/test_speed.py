@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,13 +24,11 @@ from fleetfoot.optim import AdamWConfig
 from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import ProportionalConfig
+from support.compiler import BUILT, BUILT_SLOW, TRACED
 from support.learners import NAMES, noise, parts
 from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU = torch.device("cpu")
-COMPILES = pytest.mark.skipif(
-    shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
-)
 
 
 def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner:
@@ -105,8 +102,18 @@ def test_no_updates_change_nothing() -> None:
     assert_same(before, tensors(agent.state_dict()))
 
 
-@COMPILES
-@pytest.mark.parametrize("name", ["fast_td3", "fast_sac", "flash_sac"])
+@pytest.mark.parametrize(
+    ("name", "compiler"),
+    [
+        pytest.param("fast_td3", *BUILT.values, marks=BUILT.marks),
+        ("fast_sac", TRACED),
+        ("flash_sac", TRACED),
+        pytest.param("fast_sac", *BUILT_SLOW.values, marks=BUILT_SLOW.marks),
+        pytest.param("flash_sac", *BUILT_SLOW.values, marks=BUILT_SLOW.marks),
+    ],
+    indirect=["compiler"],
+)
+@pytest.mark.usefixtures("compiler")
 def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(name: str) -> None:
     """Losses and `replay.gather` compiled: n = 3, terminations, truncations, a critic that sees more."""
     (agent, replay), (other, memory) = parts(name), parts(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +26,6 @@ from support.own_agent import DeclaredTD3, OwnTD3, OwnTD3Config
 from support.runs import agent_state, assert_same, interrupted_at, small, tensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-COMPILES = pytest.mark.skipif(
-    shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
-)
 EAGERLY = "OwnTD3 declares no compiled_methods, so its updates run eagerly."
 
 
@@ -67,7 +63,7 @@ def test_asked_to_compile_it_runs_eagerly_and_says_so_in_one_line(
     assert_same(agent_state(tmp_path / "eager"), agent_state(tmp_path / mode))
 
 
-@COMPILES
+@pytest.mark.usefixtures("compiler")
 def test_once_it_declares_its_losses_they_are_compiled() -> None:
     agents = [OwnTD3Config(declared=True).build(make_spec(), **BUILD) for _ in range(2)]
     batches = [make_batch(rows=16, seed=seed) for seed in range(4)]

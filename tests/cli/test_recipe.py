@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,11 @@ def test_help_lists_what_can_stand_in_each_place(capsys: Capsys) -> None:
     code, out, _ = call(capsys, "train", "fast_td3/pendulum", "--help")
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
-    assert "In its place: ActorLearnerConfig, ParameterServerConfig, SplitLearnersConfig." in text
-    assert "In its place: RolloutConfig." in text
+    # Other tests of this process may have brought parts of their own.
+    places = [set(names.split(", ")) for names in re.findall(r"In its place: ([\w, ]+)\.", text)]
+    topologies = {"ActorLearnerConfig", "ParameterServerConfig", "SplitLearnersConfig"}
+    assert [place for place in places if place >= topologies]
+    assert [place for place in places if "RolloutConfig" in place]
     assert "AsSampledConfig, EpsilonAnnealConfig" in text
     assert "--name" in text
     assert "recipe diff A B" in call(capsys, "recipe", "--help")[1]

@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import imageio_ffmpeg
 import pytest
@@ -20,7 +22,9 @@ from fleetfoot.cli.main import main
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.rollout import rollout
 from fleetfoot.run import folder as folders
+from fleetfoot.topologies import synchronous
 from support.forked import start
 
 SMALL = [
@@ -36,6 +40,12 @@ SMALL = [
     "2",
     "--evaluation.every-vec-steps",
     "30",
+    "--evaluation.max-vec-steps",
+    "20",
+    "--agent.policy-net.hidden",
+    "16",
+    "--agent.critic-net.hidden",
+    "16",
     "--checkpoint.every-vec-steps",
     "10",
     "--log.every-vec-steps",
@@ -70,7 +80,7 @@ def small_recipe(total_vec_steps: int = 20) -> Recipe:
         total_vec_steps=total_vec_steps,
         device="cpu",
         threads=1,
-        evaluation=replace(recipe.evaluation, episodes=2, every_vec_steps=10),
+        evaluation=replace(recipe.evaluation, episodes=2, every_vec_steps=10, max_vec_steps=20),
         checkpoint=replace(recipe.checkpoint, every_vec_steps=10),
         log=replace(recipe.log, every_vec_steps=5, console=False, tensorboard=False),
         replay=replace(recipe.off_policy_replay(), capacity=400),
@@ -184,11 +194,19 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(
     args = ["train", "fast_td3/pendulum", *SMALL, "--no-video", "--total-vec-steps", "200"]
     assert here(*args, "--folder", "whole") == 0
 
-    cut = start(tmp_path, *args, "--folder", "cut")
+    def waits_for_its_end(*parts: Any) -> Any:
+        for count, transition in enumerate(rollout(*parts)):
+            if count == 150:
+                threading.Event().wait()
+            yield transition
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synchronous, "rollout", waits_for_its_end)
+        cut = start(tmp_path, *args, "--folder", "cut")
     cut.until((tmp_path / "cut" / "checkpoints" / "last.json").exists)
     cut.signal(signal.SIGKILL)
     assert cut.wait().code == -signal.SIGKILL
-    assert checkpoint.load(tmp_path / "cut").step < 200
+    assert checkpoint.load(tmp_path / "cut").step <= 150
     assert here("resume", "cut", "--no-video") == 0
 
     expected, got = policy_of(tmp_path / "whole"), policy_of(tmp_path / "cut")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.command import call
+from support.extras import needs
 from support.fake_runs import make_run
 
-pytest.importorskip("rliable")
+needs("rliable")
 
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -19,9 +19,10 @@ from fleetfoot.compare.intervals import (
 )
 from fleetfoot.compare.ranges import known_range
 from fleetfoot.errors import UserError
+from support.extras import needs
 from support.fake_runs import make_run
 
-metrics = pytest.importorskip("rliable.metrics")
+needs("rliable")
 
 QUICK = Bootstrap(reps=400)
 
@@ -39,6 +40,8 @@ def test_interquartile_mean_by_hand() -> None:
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_interquartile_mean_and_gap_are_those_of_rliable(count: int) -> None:
+    from rliable import metrics
+
     scores = np.random.default_rng(count).uniform(0, 1.5, (count, 3))
     tasks = list(scores.T)
     assert interquartile_mean(*tasks)[0] == pytest.approx(metrics.aggregate_iqm(scores))
@@ -56,6 +59,8 @@ def test_probability_of_improvement_by_hand() -> None:
     assert improvement(ours[:1], theirs[:1])[0] == pytest.approx(3 / 9)
     assert improvement(ours, theirs)[0] == pytest.approx((3 / 9 + 1) / 2)
     assert improvement(theirs, ours)[0] == pytest.approx(1 - (3 / 9 + 1) / 2)
+    from rliable import metrics
+
     x, y = np.random.default_rng(0).normal(size=(2, 5, 3))
     wanted = metrics.probability_of_improvement(x, y)
     assert improvement(list(x.T), list(y.T))[0] == pytest.approx(wanted)

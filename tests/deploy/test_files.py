@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from fleetfoot import UserError, deploy
@@ -118,6 +117,8 @@ def model(change: Callable[[Any], object]) -> Callable[[Path, Package], None]:
     """A stranger's model, with hashes that fit it: only what is inside can give it away."""
 
     def changed(folder: Path, made: Package) -> None:
+        import onnx
+
         proto = onnx.load_from_string(made.files["policy.onnx"])
         change(proto)
         del proto.metadata_props[:]

@@ -19,8 +19,9 @@ from fleetfoot.envs import atari
 from fleetfoot.envs.atari import AtariConfig, AtariEnv, names
 from fleetfoot.envs.check import check_env
 from fleetfoot.errors import UserError
+from support.extras import needs
 
-pytest.importorskip("ale_py")
+needs("ale_py")
 CPU = torch.device("cpu")
 
 
@@ -50,11 +51,23 @@ def bare(like: AtariEnv, game: str, **options: Any) -> Any:
     ("config", "vec_steps", "ends"),
     [
         (
-            AtariConfig(game="Pong", max_frames=200, sticky=0.25, full_actions=True),
-            110,
+            AtariConfig(
+                game="Pong",
+                max_frames=100,
+                sticky=0.25,
+                full_actions=True,
+                fire_start=True,
+                threads=2,
+            ),
+            55,
             {"truncations"},
         ),
-        (AtariConfig(game="Breakout", fire_start=True, threads=2), 230, {"terminations"}),
+        pytest.param(
+            AtariConfig(game="Breakout", fire_start=True, threads=2),
+            230,
+            {"terminations"},
+            marks=pytest.mark.slow,
+        ),
         (
             AtariConfig(game="Qbert", life_loss=True, max_frames=640),
             170,
@@ -229,7 +242,7 @@ def test_a_console_that_is_capped_alone_leaves_the_others_as_they_are() -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    one, two = (play(AtariConfig(game="Pong", sticky=0.5, threads=k), 60, 4) for k in (1, 2))
+    one, two = (play(AtariConfig(game="Pong", sticky=0.5, threads=k), 40, 3) for k in (1, 2))
     for left, right in zip(one, two, strict=True):
         assert torch.equal(left.obs.actor, right.obs.actor)
         assert torch.equal(left.reward, right.reward)
@@ -237,13 +250,13 @@ def test_threads_change_no_bit() -> None:
 
 def test_sticky_actions_and_noops_are_what_they_say() -> None:
     def last(**options: Any) -> Tensor:
-        steps = play(AtariConfig(game="Breakout", **options), 60, num_envs=4)
+        steps = play(AtariConfig(game="Breakout", **options), 40, num_envs=2)
         return torch.stack([step.next_obs.actor for step in steps])
 
     plain = last(max_noops=0)
     assert torch.equal(plain, last(max_noops=0))
     assert not torch.equal(plain, last(max_noops=0, sticky=0.25))
-    starts = play(AtariConfig(game="MsPacman", max_noops=0, max_frames=4), 1, num_envs=4)[0].obs
+    starts = play(AtariConfig(game="MsPacman", max_noops=0, max_frames=4), 1, num_envs=2)[0].obs
     assert torch.equal(starts.actor, starts.actor[:1].expand_as(starts.actor))
 
 
@@ -260,7 +273,7 @@ def test_noops_are_drawn_from_0_to_the_most() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ale_py.vector_env.AtariVectorEnv", Spy)
-        AtariConfig(game="Pong", max_noops=3).build(16, 0, CPU).reset()
+        AtariConfig(game="Pong", max_noops=3).build(8, 0, CPU).reset()
     assert set(seen[0]["episode_frame_number"].tolist()) == {0, 1, 2, 3}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import Any
 
@@ -22,10 +21,9 @@ from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.envs.vec_env import TwoHalves
 from fleetfoot.errors import UserError
 from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
+from support.extras import needs
 
-if importlib.util.find_spec("envpool") is None:
-    pytest.skip("needs EnvPool", allow_module_level=True)
-envpool = load()  # not imported by itself: pictures need the system's EGL first
+needs("envpool")
 CPU = torch.device("cpu")
 SMALL = ("PendulumSwingup-v1", "ReacherEasy-v1", "CartpoleSwingup-v1")  # 3, 6 and 5 features
 
@@ -72,7 +70,7 @@ def test_dummy_steps_never_show() -> None:
     """The bare EnvPool's run, less the steps after an end, is ours; each environment counts its own steps."""
     config = EnvPoolConfig(task="Hopper-v5", max_episode_steps=30)
     env = config.build(3, 3, CPU)
-    bare: Any = envpool.make(
+    bare: Any = load().make(
         "Hopper-v5",
         env_type="gymnasium",
         num_envs=3,
@@ -91,7 +89,7 @@ def test_dummy_steps_never_show() -> None:
     for i in range(3):
         # Alone, for each environment would otherwise get the others' clock: ours take one action per real step.
         taken, restarted = 0, 0
-        single: Any = envpool.make(
+        single: Any = load().make(
             "Hopper-v5", env_type="gymnasium", num_envs=1, env_seed=[pool_seed(3, i)]
         )
         single.reset()
@@ -295,7 +293,7 @@ def test_fewer_environments_than_tasks_keep_the_sizes() -> None:
 
 
 def test_sets() -> None:
-    known = set(envpool.list_all_envs())
+    known = set(load().list_all_envs())
     assert {name: len(tasks) for name, tasks in SETS.items()} == {
         "mt10": 10,
         "mt50": 50,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -21,9 +22,9 @@ from fleetfoot.envs.playground import PlaygroundConfig, PlaygroundEnv, describe
 from fleetfoot.envs.playground import task as playground_task
 from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.errors import UserError
+from support.extras import needs
 
-pytest.importorskip("mujoco_playground")
-jax: Any = pytest.importorskip("jax")
+needs("mujoco_playground", "jax")
 CPU = torch.device("cpu")
 N, POOL, LIMIT = 4, 8, 12
 # One config for all tests, since each new one is compiled anew.
@@ -35,9 +36,10 @@ MODELS = os.environ.get("FLEETFOOT_MENAGERIE")
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_to_compile() -> Any:
-    jax.config.update("jax_disable_most_optimizations", True)
+    config: Any = importlib.import_module("jax").config
+    config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -51,14 +53,20 @@ def script(length: int, seed: int = 0) -> Tensor:
     return torch.rand(length, N, 1, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def test_the_contract() -> None:
-    report = check_env(CARTPOLE, vec_steps=2 * LIMIT + 3)
+@pytest.mark.parametrize(
+    "independent_seeds",
+    # True: another number of environments, for which everything is compiled once more.
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+)
+def test_the_contract(independent_seeds: bool) -> None:
+    report = check_env(CARTPOLE, vec_steps=2 * LIMIT + 3, independent_seeds=independent_seeds)
     assert report.saves_state
     assert report.truncations == 2 * N
-    assert set(report.untried) <= {"render"}
+    assert set(report.untried) <= {"render", *(() if independent_seeds else ("independent_seeds",))}
     assert report.spec.step_seconds == pytest.approx(0.01)
 
 
+<<<<<<< HEAD
 def test_it_tells_its_joints(env: Any) -> None:
     told = env.spec.description
     assert told["control_hz"] == pytest.approx(100)
@@ -101,12 +109,19 @@ def test_targets_are_told_only_where_they_are_offset_and_scale(targets: Any, tol
     found = describe.targets(Robot(targets), jax.ShapeDtypeStruct((2,), np.float32))
     assert mjx_env.step is before
     assert (None if found is None else tuple(one.tolist() for one in found)) == told
+=======
+def test_an_environment_starts_the_same_however_many_there_are(env: PlaygroundEnv) -> None:
+    more = CARTPOLE.build(N + 3, 0, CPU)
+    assert torch.equal(more.reset().actor[:N], env.reset().actor)
+    more.close()
+>>>>>>> suite
 
 
 def test_every_observation_is_what_the_bare_task_gives_across_the_end_of_an_episode(
     env: PlaygroundEnv,
 ) -> None:
     """The task without any wrapper, stepped from the same start by hand: it does not know that an episode ends."""
+    import jax
     from mujoco_playground import registry
 
     first = env.reset()
@@ -212,6 +227,7 @@ def test_evaluation_has_the_stock_task() -> None:
 
 @pytest.mark.parametrize("task", playground_task.TUNED_TASKS)
 def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
+    import jax
     from mujoco_playground import registry
 
     from fleetfoot.envs.playground.step import Program, _Settings
@@ -222,7 +238,7 @@ def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
     loaded: Any = SimpleNamespace(config=config, env=SimpleNamespace(_config=config))
     program: Any = SimpleNamespace(task=loaded, terms=playground_task.scales(loaded))
 
-    @jax.jit  # type: ignore[untyped-decorator]
+    @jax.jit
     def read(settings: Any) -> Any:
         with _Settings(loaded, program.terms, settings):
             now = loaded.env._config
@@ -238,6 +254,7 @@ def test_the_tuned_reward_reaches_what_the_task_reads(task: str) -> None:
 
 
 def test_the_shared_beginning_of_both_observations_is_found() -> None:
+    import jax
     from jax import numpy as jp
 
     def task(privileged: Any) -> Any:

@@ -29,8 +29,9 @@ from fleetfoot.envs.robot.robots import GO1, T1
 from fleetfoot.envs.robot.terms import SPECS
 from fleetfoot.envs.robot.warp import WarpEngine
 from fleetfoot.errors import UserError
+from support.extras import needs
 
-pytest.importorskip("mujoco_warp")
+needs("mujoco_warp")
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 

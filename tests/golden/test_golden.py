@@ -41,6 +41,7 @@ def test_same_weights(name: str, tmp_path: Path) -> None:
     assert cases.run(name, tmp_path / "run") == stored()["hashes"][name]
 
 
+@pytest.mark.slow  # lockstep equals synchronous bit for bit: that is in the suite, in tests/topologies
 @pytest.mark.usefixtures("ray")
 @pytest.mark.parametrize("name", cases.ON_RAY)
 def test_same_weights_on_ray(name: str, tmp_path: Path) -> None:

@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("viser", reason="needs viser, of the extra play")
-
 from PIL import Image
 
 from fleetfoot import UserError, deploy
@@ -22,7 +19,10 @@ from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.play.environment import RANDOM, YOU, EnvironmentSession, jpeg
 from fleetfoot.play.keys import keys_of, pressed_action
 from fleetfoot.play.source import open_source
+from support.extras import needs
 from support.tabs import wait_until
+
+needs("viser")
 
 
 @pytest.fixture

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("viser", reason="needs viser, of the extra play")
+pytest.importorskip("websockets")
 
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from fleetfoot.play.extra import start_viser, stop_viser, viser_module
 from fleetfoot.play.page import Page
+from support.extras import needs
 from support.tabs import wait_until
+
+needs("viser")
 
 
 class Heard:

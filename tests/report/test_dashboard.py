@@ -16,12 +16,12 @@ from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.report import Wish
 from fleetfoot.report.serve import HOST, Server, serve
 from support.command import refusal
+from support.extras import needs
 from support.fake_runs import make_run
 from support.report_runs import add_film, full_run
 from support.serving import answering
 
-pytest.importorskip("rliable")
-pytest.importorskip("plotly")
+needs("rliable", "plotly")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from fleetfoot.compare.runs import Run
 from fleetfoot.config import to_json
 from fleetfoot.report import facts, page, render, repeat
 from support.command import call, refusal
+from support.extras import needs
 from support.fake_runs import make_run
 from support.report_runs import (
     HOSTILE,
@@ -35,8 +36,7 @@ from support.report_runs import (
 )
 from support.trust_recipes import tiny
 
-pytest.importorskip("rliable")
-pytest.importorskip("plotly")
+needs("rliable", "plotly")
 
 ASK = Ask(bootstrap=Bootstrap(reps=200))
 

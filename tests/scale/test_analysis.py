@@ -15,10 +15,10 @@ from fleetfoot.scale import report
 from fleetfoot.scale.analysis import Ask, analyse
 from fleetfoot.scale.fits import normalised
 from fleetfoot.scale.table import Key, RunTable, read_table
+from support.extras import needs
 from support.planted_study import Planted, on_law
 
-pytest.importorskip("scipy")
-pytest.importorskip("sklearn")
+needs("scipy", "sklearn")
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 RANGE: dict[str, Any] = {"everywhere": (0.0, 1000.0)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from fleetfoot import recipes
 from fleetfoot.cli import scale_run
 from fleetfoot.cli.form import parse_recipe
+from fleetfoot.cli.main import main
 from fleetfoot.cli.train import Options
 from fleetfoot.data import Continuous, EnvSpec
 from fleetfoot.errors import UserError
@@ -23,11 +25,11 @@ from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
 from fleetfoot.study import open_study
 from support.command import call
+from support.extras import needs
 from support.planted_study import Planted, on_law
 from support.runs import small
 
-pytest.importorskip("scipy")
-pytest.importorskip("sklearn")
+needs("scipy", "sklearn")
 
 RANGE = ("--low", "0", "--high", "1000", "--reps", "5")
 
@@ -35,11 +37,25 @@ RANGE = ("--low", "0", "--high", "1000", "--reps", "5")
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-@pytest.fixture
-def table(elsewhere: Path) -> Path:
+def planted_table(path: Path) -> Path:
     planted = Planted(noise=0.05)
     keys = on_law(planted, (0.25, 0.5, 1.0, 2.0, 4.0))
-    return planted.table(keys, evaluations=100).write(Path("table.csv"))
+    return planted.table(keys, evaluations=100).write(path)
+
+
+@pytest.fixture
+def table(elsewhere: Path) -> Path:
+    return planted_table(Path("table.csv"))
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `scale fit` writes, to be copied."""
+    place = tmp_path_factory.mktemp("fitted")
+    table = planted_table(place / "table.csv")
+    with pytest.raises(SystemExit, match="0"):
+        main(["scale", "fit", str(table), *RANGE, "--folder", str(place / "fit")])
+    return place / "fit"
 
 
 def make_run(folder: Path, recipe: Recipe, returns: list[float]) -> None:
@@ -86,9 +102,9 @@ def test_fit_writes_tables_pictures_and_a_page_and_repeats_itself(
 
 
 def test_suggestions_are_options_that_train_takes(
-    table: Path, capsys: pytest.CaptureFixture[str]
+    fitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call(capsys, "scale", "fit", str(table), *RANGE)
+    shutil.copytree(fitted, "fit")
     laws = json.loads(Path("fit/fit.json").read_text())
     load_own_parts()
     ratios = {}
@@ -118,13 +134,13 @@ def test_suggestions_are_options_that_train_takes(
 
 
 def test_a_study_has_its_own_recipe_in_its_suggestions(
-    table: Path, capsys: pytest.CaptureFixture[str]
+    fitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it changed besides the axes is stated, and the fitted laws can be followed by new runs."""
     base = recipes.get("sac/pendulum")
     changed = replace(base, num_envs=20, gamma=0.9, agent=replace(base.agent, tau=0.01))  # type: ignore[type-var]
     open_study(Path("study"), {"a": changed}, 8)
-    call(capsys, "scale", "fit", str(table), *RANGE, "--folder", "study/fit")
+    shutil.copytree(fitted, "study/fit")
     code, out, _ = call(capsys, "scale", "suggest", "study", "--seconds", "100")
     words = out.splitlines()[1].split()
     assert code == 0
@@ -132,9 +148,9 @@ def test_a_study_has_its_own_recipe_in_its_suggestions(
         assert words[words.index(flag) + 1] == value
 
 
-def test_new_runs_can_follow_the_laws(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_runs_can_follow_the_laws(fitted: Path) -> None:
     """The batch size of the planted study is 256 / sqrt(ratio), its learning rate 1e-3 ratio^-0.3."""
-    call(capsys, "scale", "fit", str(table), *RANGE, "--folder", "study/fit")
+    shutil.copytree(fitted, "study/fit")
     options = scale_run.Options(folder=Path("study"))
     settings = scale_run.along_the_laws(recipes.get("sac/pendulum"), (1.0, 16.0), options)
     assert [(one.utd, one.batch) for one in settings] == [(1.0, 256), (16.0, 64)]
@@ -228,8 +244,8 @@ def test_mistakes_get_one_line(
     assert not Path("new").exists()
 
 
-def test_too_small_a_budget_is_refused(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call(capsys, "scale", "fit", str(table), *RANGE)
+def test_too_small_a_budget_is_refused(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(fitted, "fit")
     for name, unit in (("budget", "FLOPs"), ("seconds", "seconds"), ("env-steps", "env steps")):
         code, _, err = call(capsys, "scale", "suggest", "fit", f"--{name}", "0.5")
         assert code == 2

@@ -18,9 +18,10 @@ from fleetfoot.scale.curves import (
     without_dips,
 )
 from fleetfoot.scale.table import Key
+from support.extras import needs
 from support.planted_study import Planted, on_law
 
-pytest.importorskip("sklearn")
+needs("sklearn")
 
 STEPS = np.array([10.0, 20.0, 30.0, 40.0])
 

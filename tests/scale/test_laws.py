@@ -22,9 +22,9 @@ from fleetfoot.scale.laws import (
     separate_slopes,
 )
 from fleetfoot.scale.table import Key
+from support.extras import needs
 
-pytest.importorskip("scipy")
-pytest.importorskip("sklearn")
+needs("scipy", "sklearn")
 
 RATIOS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
 DMC_TASKS = ["cartpole", "cheetah", "dog-stand", "finger", "humanoid-stand", "quadruped", "walker"]

@@ -20,10 +20,11 @@ from fleetfoot.study.search import Goal, Search
 from fleetfoot.study.space import axes_of
 from fleetfoot.study.table import write_table
 from support.command import call
+from support.extras import needs
 from support.in_process import InProcess
 from support.runs import small
 
-pytest.importorskip("optuna")
+needs("optuna")
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 STEPS = (10, 20, 30, 40)

@@ -148,7 +148,8 @@ def test_all_are_trained_within_the_workers_and_the_longest_first(tmp_path: Path
     code = """
 log = pathlib.Path(folder) / "order"
 with log.open("a") as file: file.write(f"+{name}")
-time.sleep(0.3)
+until = time.monotonic() + 120  # the two that begin wait for each other, however long Python takes to start
+while not {"b", "c"} <= set(log.read_text()) and time.monotonic() < until: time.sleep(0.01)
 with log.open("a") as file: file.write(f"-{name}")
 """
     assert stubbed_runner(study, 2, code).run()

@@ -116,7 +116,7 @@ def recipe(name: str = "fast_td3/pendulum") -> Recipe:
         name,
         env=TensorConfig(task="point_mass", privileged=True, num_tasks=2),
         replay=ReplayConfig(capacity=8 * 50, n_step=3),
-        evaluation=EvaluationConfig(every_vec_steps=50, episodes=2),
+        evaluation=EvaluationConfig(every_vec_steps=50, episodes=2, max_vec_steps=30),
         checkpoint=CheckpointConfig(every_vec_steps=35),
         total_vec_steps=TOTAL,
     )

@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from fleetfoot import checkpoint, recipes
+from fleetfoot import checkpoint, load_policy, recipes
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.config import part
+from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.mlp import MLPConfig
-from fleetfoot.recipe import Recipe
+from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.rollout import rollout as true_rollout
 
@@ -32,8 +34,9 @@ def small(name: str = "fast_td3/pendulum", **changes: Any) -> Recipe:
     fields: dict[str, Any] = {
         "agent": replace(agent, policy_net=net, critic_net=net),
         "log": QUIET,
-        "evaluation": EvaluationConfig(every_vec_steps=100, episodes=2),
+        "evaluation": EvaluationConfig(every_vec_steps=100, episodes=2, max_vec_steps=30),
         "checkpoint": CheckpointConfig(every_vec_steps=70),
+        "pace": replace(base.pace, updates_per_vec_step=base.pace.updates_per_vec_step / 2),
         "replay": ReplayConfig(capacity=8 * 100, n_step=3),
         "num_envs": 8,
         "batch_size": 16,
@@ -55,6 +58,20 @@ def tensors(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
         else ()
     )
     return {k: v for key, value in items for k, v in tensors(value, f"{path}/{key}").items()}
+
+
+def assert_policy_is_stored(folder: Path, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a run on a tensor task gives the policy that the run ended with, and builds no simulator for it."""
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("an environment was built")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorConfig, "build", refuse)
+        policy, spec = load_policy(folder, "last")
+    obs = torch.ones(2, *spec.obs_shape)
+    with torch.no_grad():
+        assert torch.equal(policy(obs), result.policy.eval()(Obs(obs, obs)))
 
 
 def agent_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -112,6 +129,7 @@ class SpoiledConfig:
 
 
 def short(name: str, policy_every: int = 2, **changes: Any) -> Recipe:
-    recipe = small(name, **({"total_vec_steps": 60} | changes))
+    fields: dict[str, Any] = {"total_vec_steps": 60, "pace": recipes.get(name).pace}
+    recipe = small(name, **(fields | changes))
     agent: Any = recipe.agent
     return replace(recipe, agent=replace(agent, policy_every=policy_every))

@@ -6,15 +6,18 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from fleetfoot.api import train
 from fleetfoot.recipe import Recipe, Result
 
 
-def train_until(recipe: Recipe, folder: Path, least: float) -> Result:
+def train_until(recipe: Recipe, folder: Path, least: float, *, every: int | None = None) -> Result:
     """Train, for as long as the recipe says at most, and stop at the first evaluation that returns `least`: what comes
-    after it cannot change whether the best one does."""
+    after it cannot change whether the best one does. `every`: vec steps between evaluations, if not the recipe's."""
+    if every is not None:
+        recipe = replace(recipe, evaluation=replace(recipe.evaluation, every_vec_steps=every))
     over = threading.Event()
 
     def watch() -> None:

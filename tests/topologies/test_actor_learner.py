@@ -43,7 +43,7 @@ from fleetfoot.topologies.ray.workers import died, one_line, remote
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import BadExamConfig, CrashingConfig
 from support.losing import assert_counters_add_up, lines, when
-from support.runs import agent_state, assert_same
+from support.runs import agent_state, assert_policy_is_stored, assert_same
 from support.train_until import train_until
 
 QUIET = LogConfig(every_vec_steps=10, tensorboard=False, console=False)
@@ -74,14 +74,17 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
     "name",
     [
         "apex_dqn/cartpole",
-        "apex_dpg/pendulum",
+        pytest.param("apex_dpg/pendulum", marks=pytest.mark.slow),
         pytest.param("sac/pendulum-actors/top+ln+redo", marks=pytest.mark.slow),
     ],
 )
-def test_lockstep_gives_the_same_bits_as_synchronous(ray: Any, name: str, tmp_path: Path) -> None:
+def test_lockstep_gives_the_same_bits_as_synchronous(
+    ray: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = small(name, total_vec_steps=120)
     lockstep = replace(recipe, topology=ActorLearnerConfig(actors=1, lockstep=True))
-    train(lockstep, tmp_path / "apart")
+    result = train(lockstep, tmp_path / "apart")
+    assert_policy_is_stored(tmp_path / "apart", result, monkeypatch)
     train(replace(recipe, topology=SynchronousConfig()), tmp_path / "together")
     assert_same(agent_state(tmp_path / "apart"), agent_state(tmp_path / "together"))
     losses = [
@@ -142,6 +145,7 @@ def test_ctrl_c_on_the_command_line_saves_leaves_no_process_behind_and_the_run_g
         resume(tmp_path / "run", total_vec_steps=total + 50, topology=other)
 
 
+@pytest.mark.slow  # below it fails twice; replaced after a kill, in test_losing_workers.py, the run goes on
 def test_a_crashing_environment_is_reported_with_its_seed_and_replaced(
     ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,11 +170,17 @@ def test_several_actors_refuse_agents_that_follow_episodes(agent: Any, tmp_path:
         train(replace(recipe, topology=ActorLearnerConfig(actors=2)), tmp_path / "run")
 
 
-def test_too_many_crashes_end_the_run_in_one_line(ray: Any, tmp_path: Path) -> None:
+def test_too_many_crashes_end_the_run_in_one_line(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     recipe = small("apex_dqn/cartpole", env=CrashingConfig(at=3))
     recipe = changed(recipe, actors=1, ray=RayConfig(max_restarts=1))
     with pytest.raises(UserError, match=r"actor 0 is lost .* after 1 restarts"):
         train(recipe, tmp_path / "run")
+    printed = capfd.readouterr().err
+    assert f"actor 0 is lost (ActorFailed: environment seed {recipe.seeds().env}" in printed
+    assert "ZeroDivisionError: the pole has left the world" in printed
+    assert "restart 1 of 1" in printed
 
 
 @pytest.mark.slow

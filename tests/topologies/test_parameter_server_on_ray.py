@@ -23,16 +23,18 @@ from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.gorila.bundle import Report
 from fleetfoot.topologies.gorila.fleet import BundleFleet
-from fleetfoot.topologies.gorila.loop import ParameterServerConfig
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig, ServerRun
 from fleetfoot.topologies.gorila.replica import flatten
 from fleetfoot.topologies.ray.workers import Restarts
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import CrashingConfig
+from support.extras import needs
 from support.gorila import small
 from support.losing import assert_adds_up, lines
+from support.runs import assert_policy_is_stored
 from support.train_until import train_until
 
-pytest.importorskip("ray")
+needs("ray")
 needs_ray = pytest.mark.usefixtures("ray")
 
 SOLVED = 450.0
@@ -43,14 +45,28 @@ def weights(folder: Path, name: str = "weights") -> torch.Tensor:
 
 
 @needs_ray
-def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: Path) -> None:
-    """One bundle, two shards, stopped at step 60 and resumed: the weights of a run in one process."""
+def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bundle, two shards, Ctrl-C after 57 steps, resumed: the weights of a run in one process."""
     one = ParameterServerConfig(
         bundles=1, shards=2, lockstep=True, shift_vec_steps=7, outlier_stds=None
     )
     train(small(topology=SynchronousConfig()), tmp_path / "serial")
-    train(small(topology=one, total_vec_steps=60), tmp_path / "gorila")
+    with monkeypatch.context() as patch:
+        record = ServerRun.record
+
+        def interrupted(run: ServerRun, report: Report) -> None:
+            record(run, report)
+            if run.journal.vec_steps > 50:  # no multiple of anything
+                os.kill(os.getpid(), signal.SIGINT)
+
+        patch.setattr(ServerRun, "record", interrupted)
+        stopped = train(small(topology=one), tmp_path / "gorila")
+    assert not stopped.finished
+    assert checkpoint.load(tmp_path / "gorila").step == stopped.counters.vec_steps == 57
     result = resume(tmp_path / "gorila", total_vec_steps=110)
+    assert_policy_is_stored(tmp_path / "gorila", result, monkeypatch)
     serial = checkpoint.load(tmp_path / "serial").state
     ours = checkpoint.load(tmp_path / "gorila").state
     assert result.counters.updates == serial["updates"] == 200
@@ -63,7 +79,7 @@ def test_lockstep_equals_synchronous_bit_for_bit_also_after_a_resume(tmp_path: P
     for name, value in serial["agent"]["policy"].items():
         assert torch.equal(ours["agent"]["policy"][name], value)
     evaluated = [line["vec_steps"] for line in lines(tmp_path / "gorila") if "eval/return" in line]
-    assert evaluated == [50, 60, 100, 110]
+    assert evaluated == [50, 100, 110]
     last = assert_adds_up(tmp_path / "gorila")
     assert last["lag/upto0"] == 1.0
     assert evaluate_run(tmp_path / "gorila", episodes=2, device="cpu").returns.shape == (2,)
@@ -137,7 +153,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from fleetfoot.api import train
-from fleetfoot.topologies.gorila.loop import ParameterServerConfig
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig, ServerRun
 from support.gorila import small
 
 cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)
@@ -146,6 +162,7 @@ print("finished" if result.finished else "stopped", result.counters.vec_steps)
 """
 
 
+@pytest.mark.slow  # in the suite Ctrl-C is above, and Ape-X ends a Ray of its own
 def test_ctrl_c_saves_and_leaves_no_process(tmp_path: Path) -> None:
     """A Ray of its own, the signal to the whole foreground group, as a terminal sends it."""
     folder = tmp_path / "run"

@@ -257,7 +257,7 @@ def test_free_nobody_waits_for_anybody(tmp_path: Path, monkeypatch: pytest.Monke
     """A simulator that stands still until many updates are made, then learners that do until it is done."""
     runs: list[Coordinator] = []
     step_env, update_critic, init = TensorEnv.step, DDPG.update_critic, Coordinator.__init__
-    stuck = time.monotonic() + 60
+    stuck = time.monotonic() + 240
 
     def until(reached: Callable[[dict[str, int]], bool]) -> None:
         while not reached(runs[0].schedule.counts):

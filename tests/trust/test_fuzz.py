@@ -1,12 +1,13 @@
 """Damaged files, crafted recipes, crafted checkpoints, kills: no traceback, no crash, no hang, no wrong weight.
 
-Every trial is a process of its own and is made from its number. The suite makes a few of each kind; the figures of the
-issue are `pytest -m slow tests/trust`, in pieces.
+Every trial is a process of its own and is made from its number. The suite makes a few of each kind; all of them are
+`pytest -m slow tests/trust`, in pieces.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import resource
@@ -75,6 +76,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], t
     @cache
     def make(name: str) -> tuple[Path, str]:
         reader = READERS[name]
+        for late in ("rliable.library", "jinja2") if name == "report" else ():
+            importlib.import_module(late)  # once here, and not in every child
         folder = folder_of(reader.make)
         copy = Path(shutil.copytree(folder, place / f"{name}-whole"))
         outcome = trial(place, lambda: reader.read(copy))

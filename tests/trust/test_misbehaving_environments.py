@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,10 @@ def test_processes_in_full(how: str, where: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_hang_is_noticed(how: str, where: str, tmp_path: Path) -> None:
-    recipe = recipe_of(how, where, env_timeout=1.0)
+    recipe = recipe_of(how, where, env_timeout=3.0)
     message = failure(recipe, tmp_path / "run")
     assert "environment 0 of gym/Misbehaving-v0 (seed " in message
-    assert "has not answered for 1 s" in message
+    assert re.search(r"has not answered for \d+ s", message)
     assert checkpoint.load(tmp_path / "run").step == 24
 
 

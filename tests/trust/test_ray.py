@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from fleetfoot import checkpoint
+from support.extras import needs
 from support.losing import lines
 
-pytest.importorskip("ray")
+needs("ray")
 pytestmark = pytest.mark.slow
 
 MOST_SECONDS = 60  # from the death of a server to the end of the run

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -115,9 +116,10 @@ def test_a_hangup_that_nohup_ignores_is_ignored(tmp_path: Path) -> None:
 def test_a_simulator_that_hangs_in_its_thread_is_left_there(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     args = ("train", "support.trust_recipes:hanging_overlapped", "--folder", str(folder))
-    outcome = start(tmp_path, *args, "--env-timeout", "1").wait()
+    outcome = start(tmp_path, *args, "--env-timeout", "3").wait()
     outcome.assert_clean(2)
-    assert "has not answered for 1 s; saved after 24 vec steps" in outcome.err.splitlines()[-1]
+    said = r"has not answered for \d+ s; saved after 24 vec steps"
+    assert re.search(said, outcome.err.splitlines()[-1])
     assert checkpoint.load(folder).step == 24
 
 
