@@ -47,14 +47,14 @@ class Roll(Task):
     noise = {"gyro": 0.05}
 
     def start(self, draw, qpos, qvel):
-        qpos[:, [LEAN]] += draw.uniform(1, -0.1, 0.1)
+        qpos[:, LEAN : LEAN + 1] += draw.uniform(1, -0.1, 0.1)
         return qpos, qvel + draw.uniform(4, -0.05, 0.05)
 
     def begin(self, draw, before):
         return {"command": draw.uniform(1, -0.5, 0.5)}
 
     def observe(self, now):
-        lean = {"lean": now.qpos[:, [LEAN]], "gyro": now.sensor["gyro"][:, 1:2]}
+        lean = {"lean": now.qpos[:, LEAN : LEAN + 1], "gyro": now.sensor["gyro"][:, 1:2]}
         return lean | {"velocity": now.qvel, "command": now.state["command"]}
 
     def terminated(self, now):

@@ -66,7 +66,6 @@ def test_the_contract(independent_seeds: bool) -> None:
     assert report.spec.step_seconds == pytest.approx(0.01)
 
 
-<<<<<<< HEAD
 def test_it_tells_its_joints(env: Any) -> None:
     told = env.spec.description
     assert told["control_hz"] == pytest.approx(100)
@@ -103,18 +102,19 @@ class Robot:
     ids=["affine", "clipped", "from the last", "crossed", "constant", "broken"],
 )
 def test_targets_are_told_only_where_they_are_offset_and_scale(targets: Any, told: Any) -> None:
+    import jax
     from mujoco_playground._src import mjx_env
 
     before = mjx_env.step
     found = describe.targets(Robot(targets), jax.ShapeDtypeStruct((2,), np.float32))
     assert mjx_env.step is before
     assert (None if found is None else tuple(one.tolist() for one in found)) == told
-=======
+
+
 def test_an_environment_starts_the_same_however_many_there_are(env: PlaygroundEnv) -> None:
     more = CARTPOLE.build(N + 3, 0, CPU)
     assert torch.equal(more.reset().actor[:N], env.reset().actor)
     more.close()
->>>>>>> suite
 
 
 def test_every_observation_is_what_the_bare_task_gives_across_the_end_of_an_episode(

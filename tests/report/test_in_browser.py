@@ -17,12 +17,8 @@ from fleetfoot import compare, report
 from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.report.serve import serve
 from support.browser import Browser, chromium
-<<<<<<< HEAD
-from support.report_runs import add_film, full_run, hostile_run, two_groups, write_lines
-=======
 from support.extras import needs
-from support.report_runs import full_run, hostile_run, two_groups, write_lines
->>>>>>> suite
+from support.report_runs import add_film, full_run, hostile_run, two_groups, write_lines
 
 needs("rliable", "plotly")
 

@@ -48,6 +48,8 @@ def record(env: RobotEnv, engine: WarpEngine) -> Callable[[], None]:
             run = graph.replay
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0][:200]
+            if "between CPU and CUDA" in reason:
+                reason = "the task makes a tensor in every step; make it in bind, and index with slices, not lists"
             warnings.warn(f"vec steps run without a CUDA graph: {reason}", Notice, stacklevel=2)
             torch.cuda.synchronize(engine.device)
     env._forget()
