@@ -47,7 +47,7 @@ def targets(env: Any, start: Any) -> tuple[Array, Array] | None:
     """
     jax = importlib.import_module("jax")
     trace = importlib.import_module("jax.interpreters.partial_eval")
-    place = importlib.import_module("mujoco_playground._src.mjx_env")
+    place: Any = importlib.import_module("mujoco_playground._src.mjx_env")
     told: list[Any] = []
 
     def tell(model: Any, data: Any, target: Any, *_: Any, **__: Any) -> Any:
