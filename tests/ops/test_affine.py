@@ -161,3 +161,46 @@ def test_products_are_made_at_aligned_sizes(monkeypatch: pytest.MonkeyPatch) -> 
     assert out.shape == (2, 6, 101)
     wanted = affine(x.bfloat16(), weight.bfloat16(), bias.bfloat16(), relu=True)
     torch.testing.assert_close(out, wanted, atol=0.1, rtol=0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shared_by", ["members", "seeds", "none"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_several_seeds_are_computed_as_more_members(
+    shared_by: str, biased: bool, compiled: bool
+) -> None:
+    """Under vmap, as several seeds learn: the values and gradients of one seed after the other, in one operation."""
+    each = [inputs(2, 5, 4, 3, shared_by == "members", seed)[0] for seed in range(3)]
+    x, weight, bias = (torch.stack(parts) for parts in zip(*each, strict=True))
+    dims: tuple[int | None, ...] = (0, 0, 0)
+    if shared_by == "seeds":
+        x, dims = x[0], (None, 0, 0)
+
+    def of_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out: Tensor = in_graph(x, weight, bias if biased else None, True)
+        return out
+
+    def together(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.vmap(of_one, in_dims=dims)(x, weight, bias)
+
+    def in_turn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.stack(
+            [of_one(x if dims[0] is None else x[s], weight[s], bias[s]) for s in range(3)]
+        )
+
+    def run(function: Any) -> list[Tensor]:
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        out = function(*leaves)
+        out.square().sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    found = run(torch.compile(together, backend="aot_eager") if compiled else together)
+    wanted = run(in_turn)
+    assert len(found) == len(wanted) == 3 + biased
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    with torch.profiler.profile() as profile:
+        together(x, weight, bias)
+    assert [event.name for event in profile.events()].count(
+        "fleetfoot::affine"
+    ) == 2  # under vmap, and once below it

@@ -173,3 +173,20 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 in_graph.register_autograd(_backward, setup_context=_keep)
+
+
+@in_graph.register_vmap  # type: ignore[misc]
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    """Several seeds are more members: [S, E, ...] becomes [S * E, ...]. Without this rule torch would loop over seeds
+    and copy what each of them gives."""
+    seeds = info.batch_size
+
+    def by_seed(value: Tensor, dim: int | None) -> Tensor:
+        return value.expand(seeds, *value.shape) if dim is None else value.movedim(dim, 0)
+
+    x, weight = by_seed(args[0], in_dims[0]), by_seed(args[1], in_dims[1])
+    bias = None if args[2] is None else by_seed(args[2], in_dims[2]).flatten(0, 1)
+    if x.dim() == 3:  # what all members of a seed share
+        x = x.unsqueeze(1).expand(-1, weight.shape[1], -1, -1)
+    out: Tensor = in_graph(x.flatten(0, 1), weight.flatten(0, 1), bias, args[3])
+    return out.unflatten(0, (seeds, -1)), 0
