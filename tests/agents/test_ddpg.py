@@ -393,6 +393,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.slow
 def test_solves_the_pendulum(tmp_path: Path) -> None:
     recipe = recipes.get("ddpg/pendulum")
     recipe = replace(recipe, log=QUIET, device="cpu", threads=1, total_vec_steps=1000)

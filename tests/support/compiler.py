@@ -2,7 +2,7 @@
 
 To the graph of forward and backward takes seconds, and holds what is ours: that a loss can be traced, whole, and with
 nothing in it that changes later. The C++ that is then written and compiled is torch's, and takes half a minute of g++:
-one test of the suite goes so far, the others do with `-m slow`.
+tests go so far with `-m slow`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import shutil
 import pytest
 
 TRACED = "aot_eager"
-BUILT = pytest.param(
+BUILT_SLOW = pytest.param(
     "inductor",
-    marks=pytest.mark.skipif(
-        shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
-    ),
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on CPU"
+        ),
+    ],
 )
-BUILT_SLOW = pytest.param("inductor", marks=[*BUILT.marks, pytest.mark.slow])

@@ -262,7 +262,9 @@ def test_a_run_without_room_is_refused_also_on_a_ray_that_is_there(
         train(greedy, tmp_path / "greedy")
 
 
-@pytest.mark.parametrize(("taken", "seconds"), [(16, 1.0), (14, 5.0)])
+@pytest.mark.parametrize(
+    ("taken", "seconds"), [(16, 1.0), pytest.param(14, 5.0, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_a_run_that_waits_for_room(
     ray: Any, taken: int, seconds: float, tmp_path: Path
 ) -> None:

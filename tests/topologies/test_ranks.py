@@ -252,6 +252,7 @@ def test_when_a_rank_dies_the_others_end_with_one_line(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "run").step > 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_under_torchrun_saves_once(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words += ["-m", "fleetfoot", "train", *pendulum("run", 10**6)]

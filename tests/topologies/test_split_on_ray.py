@@ -200,9 +200,8 @@ def test_an_interrupted_lockstep_run_goes_on_exactly_in_either_placement(
     assert_same(one, two)
 
 
-@pytest.mark.parametrize(
-    "slow", ["actor", *(pytest.param(s, marks=pytest.mark.slow) for s in ("critic", "policy"))]
-)
+@pytest.mark.slow  # in threads it is part of the suite
+@pytest.mark.parametrize("slow", ["actor", "critic", "policy"])
 def test_ratios_hold_whoever_is_slow(ray: Any, slow: str, tmp_path: Path, looking: Looking) -> None:
     """Within 5 % over the run's second half, while everybody is at work, and within the stated bound at any time."""
     recipe = pql(
@@ -241,6 +240,7 @@ def assert_at_a_common_point(folder: Path, result: Result) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_at_a_common_point_and_the_run_goes_on(
     ray: Any, tmp_path: Path, looking: Looking
 ) -> None:
@@ -273,6 +273,7 @@ def test_free_nobody_waits_for_anybody(ray: Any, tmp_path: Path, looking: Lookin
     assert_at_a_common_point(tmp_path / "run", result)
 
 
+@pytest.mark.slow
 def test_those_who_are_killed_are_replaced_and_the_ratios_recover(
     ray: Any, tmp_path: Path, looking: Looking, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +326,7 @@ def test_what_goes_wrong_comes_out_as_itself_or_in_one_line(ray: Any, tmp_path: 
         train(pql(topology=wide), tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
     ray: Any, tmp_path: Path
 ) -> None:
@@ -411,6 +413,7 @@ def test_compiling_is_counted_once_and_not_as_training() -> None:
     assert clock.seconds() == 3.5
 
 
+@pytest.mark.slow
 def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
     ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
