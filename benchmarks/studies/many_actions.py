@@ -30,6 +30,7 @@ from fleetfoot.api import train_seeds
 from fleetfoot.config import to_json
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import Pendulum, TensorConfig
+from fleetfoot.errors import UserError
 from fleetfoot.nn.imagine import imagine
 from fleetfoot.nn.world_model import Prediction
 
@@ -143,6 +144,9 @@ def many_actions(
     :param pictures: Folder to draw pictures into (needs matplotlib).
     :param recipe: Of the curves; RECIPE-none is the one without imagined actions. Variance is the pendulum's alone.
     """
+    named = {name: recipes.get(name) for name in (recipe, f"{recipe}-none")}
+    if seeds < 1 and recipe != PENDULUM:
+        raise UserError("without seeds there are no curves, and variance is the pendulum's alone.")
     result: dict[str, Any] = {}
     if recipe == PENDULUM:
         agent = recipes.get(recipe).build_agent(TensorConfig().build(8, 0, CPU).spec, CPU)
@@ -154,17 +158,21 @@ def many_actions(
     if seeds == 0:
         return
     curves: dict[str, list[dict[str, Any]]] = {}
-    for name in (recipe, f"{recipe}-none"):
+    for name, plan in named.items():
         folder = runs / name.replace("/", "-")
         if not folder.exists():
-            train_seeds(replace(recipes.get(name), seed=first_seed), seeds, folder)
+            train_seeds(replace(plan, seed=first_seed), seeds, folder)
         places = [folder / f"seed-{first_seed + k}" for k in range(seeds)]
         curves[name] = [points(finished(place)) for place in places]
     lowest = PENDULUM_LOWEST if recipe == PENDULUM else 0.0
     areas = {name: [area(c, lowest) for c in of_name] for name, of_name in curves.items()}
     ours, theirs = map(np.array, areas.values())
+    if theirs.mean() <= 0.0:
+        raise UserError(
+            f"returns of {recipe} are below 0, so that a gain in per cent means nothing."
+        )
     result |= {
-        "recipe": to_json(recipes.get(recipe)),
+        "recipe": to_json(named[recipe]),
         "curves": curves,
         "area": areas,
         "gain": bootstrap(ours, theirs, lambda x, y: relative_gain(x.mean(), y.mean())),

@@ -66,7 +66,7 @@ def mjlab_peers(
 
     :param ours: Run folders of fleetfoot on the same task; train them with a large --checkpoint.keep.
     :param task: A velocity task of mjlab.
-    :param minutes: Seconds of training times 60, of rsl_rl's PPO; later checkpoints of `ours` are left out.
+    :param minutes: Minutes of training; what was saved later is left out.
     :param every: Seconds of training between two policies that are judged.
     :param num_envs: Environments that rsl_rl trains in.
     :param episodes: Judged episodes of each policy.
@@ -84,6 +84,8 @@ def mjlab_peers(
     env_config = MjlabConfig(task=task)
     for folder in ours:
         check_same_task(folder, task)
+    if len({run.name for run in ours}) < len(ours):
+        raise UserError("two of --ours have the same name; rows are told apart by it.")
     folder = runs / f"rsl_rl-{task}-seed{seed}"
     result: dict[str, Any] = {
         "task": task,
@@ -92,8 +94,12 @@ def mjlab_peers(
     }
     if not folder.exists():
         train_rsl_rl(env_config, num_envs, marks, seed, place, folder)
-    result["rsl_rl"] = read_json(folder / "about.json")
-    result["recipes"] = {str(run): to_json(read_recipe(run)) for run in ours}
+    result["rsl_rl"] = about = finished(folder)
+    if about["num_envs"] != num_envs or about["marks"][: len(marks)] != marks:
+        raise UserError(
+            f"{folder} was trained with other options: delete it, or name other --runs."
+        )
+    result["recipes"] = {run.name: to_json(read_recipe(run)) for run in ours}
     yield result
     if not evaluate:
         return
@@ -101,6 +107,8 @@ def mjlab_peers(
     for snapshot in sorted(folder.glob("*.safetensors")):
         theirs = rsl_rl_policy(judge.env, task, snapshot)
         about = read_json(snapshot.with_suffix(".json"))
+        if about["mark"] > marks[-1]:
+            continue
         result["rows"].append({"peer": "rsl_rl PPO", **about, **judge(theirs)})
         yield result
     for run in ours:
@@ -248,8 +256,6 @@ def train_rsl_rl(
     runner, agent = rsl_rl_runner(envs, config.task, seed, device)
     envs.step(torch.zeros(num_envs, runner.env.num_actions, device=device))  # loads the kernels
     envs.reset()
-    about = {"num_envs": num_envs, "seed": seed, "settings": asdict(agent)}
-    write_text(folder / "about.json", json.dumps(about))
     snapshots, update = Snapshots(runner, marks, folder), runner.alg.update
 
     def update_and_look() -> Any:  # the update is the end of an iteration
@@ -261,6 +267,17 @@ def train_rsl_rl(
     with contextlib.suppress(TimeIsUp):
         runner.learn(agent.max_iterations, init_at_random_ep_len=True)
     envs.close()
+    about = {"num_envs": num_envs, "marks": marks, "seed": seed, "settings": asdict(agent)}
+    write_text(
+        folder / "about.json", json.dumps(about)
+    )  # the last one: it says that training ended
+
+
+def finished(folder: Path) -> Any:
+    """What rsl_rl trained with; a `UserError` where its training was stopped."""
+    if not (folder / "about.json").exists():
+        raise UserError(f"{folder} holds a training that was stopped: delete it.")
+    return read_json(folder / "about.json")
 
 
 def rsl_rl_runner(envs: Any, task: str, seed: int, device: torch.device) -> tuple[Any, Any]:

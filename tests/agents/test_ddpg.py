@@ -393,8 +393,12 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.learning
-@pytest.mark.slow
-def test_solves_the_pendulum(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    # A policy that has learned nothing has about -1,200; one that swings the pendulum up, -200.
+    "enough",
+    [-600, pytest.param(-200, marks=pytest.mark.slow)],
+)
+def test_solves_the_pendulum(enough: int, tmp_path: Path) -> None:
     recipe = recipes.get("ddpg/pendulum")
     recipe = replace(recipe, log=QUIET, device="cpu", threads=1, total_vec_steps=1000)
-    assert train_until(recipe, tmp_path / "run", -200, every=150).best_return >= -200
+    assert train_until(recipe, tmp_path / "run", enough, every=75).best_return >= enough

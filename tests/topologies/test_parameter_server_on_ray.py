@@ -153,7 +153,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from fleetfoot.api import train
-from fleetfoot.topologies.gorila.loop import ParameterServerConfig, ServerRun
+from fleetfoot.topologies.gorila.loop import ParameterServerConfig
 from support.gorila import small
 
 cfg = ParameterServerConfig(bundles=2, shards=1, shift_vec_steps=10)

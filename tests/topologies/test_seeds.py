@@ -316,7 +316,6 @@ def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.slow
 def test_compiled_seeds_learn_the_same(tmp_path: Path) -> None:
     recipe = replace(
         with_resets("sac/pendulum"),

@@ -326,7 +326,6 @@ def test_what_goes_wrong_comes_out_as_itself_or_in_one_line(ray: Any, tmp_path: 
         train(pql(topology=wide), tmp_path / "b")
 
 
-@pytest.mark.slow
 def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
     ray: Any, tmp_path: Path
 ) -> None:
