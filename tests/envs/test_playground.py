@@ -102,7 +102,7 @@ class Robot:
     ids=["affine", "clipped", "from the last", "crossed", "constant", "broken"],
 )
 def test_targets_are_told_only_where_they_are_offset_and_scale(targets: Any, told: Any) -> None:
-    import jax
+    jax: Any = importlib.import_module("jax")
     from mujoco_playground._src import mjx_env
 
     before = mjx_env.step

@@ -175,7 +175,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 in_graph.register_autograd(_backward, setup_context=_keep)
 
 
-@in_graph.register_vmap  # type: ignore[misc]
+@in_graph.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     """Several seeds are more members: [S, E, ...] becomes [S * E, ...]. Without this rule torch would loop over seeds
     and copy what each of them gives."""
@@ -189,4 +189,4 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     if x.dim() == 3:  # what all members of a seed share
         x = x.unsqueeze(1).expand(-1, weight.shape[1], -1, -1)
     out: Tensor = in_graph(x.flatten(0, 1), weight.flatten(0, 1), bias, args[3])
-    return out.unflatten(0, (seeds, -1)), 0
+    return out.view(seeds, -1, *out.shape[1:]), 0
