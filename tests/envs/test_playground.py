@@ -80,15 +80,19 @@ class Robot:
 
     action_size = 2
 
-    def __init__(self, targets: Any) -> None:
-        self.targets = targets
+    def __init__(self, targets: Any, jitted: bool) -> None:
+        import jax
 
-    def step(self, state: Any, action: Any) -> Any:
+        self.targets = targets
+        self.step = jax.jit(self._step) if jitted else self._step
+
+    def _step(self, state: Any, action: Any) -> Any:
         from mujoco_playground._src import mjx_env
 
         return mjx_env.step(None, state, self.targets(state, action), 4)
 
 
+@pytest.mark.parametrize("jitted", [False, True], ids=["plain", "jitted"])
 @pytest.mark.parametrize(
     ("targets", "told"),
     [
@@ -101,14 +105,23 @@ class Robot:
     ],
     ids=["affine", "clipped", "from the last", "crossed", "constant", "broken"],
 )
-def test_targets_are_told_only_where_they_are_offset_and_scale(targets: Any, told: Any) -> None:
+def test_targets_are_told_only_where_they_are_offset_and_scale(
+    targets: Any, told: Any, jitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import jax
     from mujoco_playground._src import mjx_env
 
-    before = mjx_env.step
-    found = describe.targets(Robot(targets), jax.ShapeDtypeStruct((2,), np.float32))
-    assert mjx_env.step is before
+    def moves(model: Any, data: Any, target: Any, substeps: int) -> Any:
+        return data + substeps
+
+    monkeypatch.setattr(mjx_env, "step", moves)
+    robot = Robot(targets, jitted)
+    found = describe.targets(robot, jax.ShapeDtypeStruct((2,), np.float32))
+    assert mjx_env.step is moves
     assert (None if found is None else tuple(one.tolist() for one in found)) == told
+    if "no_such_method" not in targets.__code__.co_names:
+        # No program with the replaced step in it was kept.
+        assert robot.step(np.zeros(2, np.float32), np.ones(2, np.float32)).tolist() == [4, 4]
 
 
 def test_an_environment_starts_the_same_however_many_there_are(env: PlaygroundEnv) -> None:
