@@ -40,7 +40,7 @@ class Shared:
         self.reward: NDArray[np.float32] = self._take(np.float32, num_envs)
         # What was told in this step, NaN: nothing. Each process has its own names for these lines.
         self.info: NDArray[np.float32] = self._take(np.float32, MOST_NAMES, num_envs)
-        # At the first row of each process: the environment it is stepping, should it hang or die there.
+        # At the first row of each process: the environment whose turn it is, should it hang or die there.
         self.current: NDArray[np.int32] = self._take(np.int32, num_envs)
         self.terminated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
         self.truncated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
@@ -168,6 +168,7 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     while request := requests.read(1):
         if request == DRAW:
             (row,) = struct.unpack("<I", read_exactly(requests, 4))
+            shared.current[first] = row
             picture = members[row - first].env.picture(row)
             if isinstance(picture, str):
                 write_text(answers, MISTAKE, picture)
