@@ -61,6 +61,23 @@ def test_same_bits_for_any_number_of_processes() -> None:
     assert len(set(runs[0][0, :, 2].tolist())) == 5
 
 
+def test_drawing_leaves_the_run_as_it_is() -> None:
+    """Though a picture takes numbers from numpy's global stream, as a reset does for the third feature."""
+    actions = torch.rand(30, 3, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    runs = []
+    for drawn in (False, True):
+        env = fake(3, render_mode="rgb_array")
+        seen = [env.reset().actor]
+        for action in actions:
+            if drawn:
+                assert [env.render(index).shape for index in range(3)] == [(6, 8, 3)] * 3
+            seen.append(env.step(action).obs.actor)
+        runs.append(torch.stack(seen))
+        env.close()
+    assert torch.equal(*runs)
+    assert len(set(runs[0][:, 2, 2].tolist())) > 2  # with episodes that began after a picture
+
+
 def test_numbers_of_info_come_back() -> None:
     env = fake(4)
     assert len(env.workers) > 1

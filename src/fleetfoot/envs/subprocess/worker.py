@@ -164,11 +164,14 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     requests.read(1)  # by now the memory has its size
     memory = mmap.mmap(memory_file, 0)
     shared = Shared(memory, settings["num_envs"], about["obs_size"], about["action_size"])
+    for_pictures = np.random.MT19937(0)
     names: list[str] = []  # of the lines of `shared.info`, in the order they were first told
     while request := requests.read(1):
         if request == DRAW:
             (row,) = struct.unpack("<I", read_exactly(requests, 4))
             shared.current[first] = row
+            # Some draw random numbers for a picture: not from the stream of the last that was stepped.
+            set_bit_generator(for_pictures)
             picture = members[row - first].env.picture(row)
             if isinstance(picture, str):
                 write_text(answers, MISTAKE, picture)
