@@ -80,15 +80,25 @@ class Robot:
 
     action_size = 2
 
-    def __init__(self, targets: Any) -> None:
-        self.targets = targets
+    def __init__(self, targets: Any, jitted: bool) -> None:
+        import jax
 
-    def step(self, state: Any, action: Any) -> Any:
+        self.targets = targets
+        self.step = jax.jit(self._step) if jitted else self._step
+
+    def _step(self, state: Any, action: Any) -> Any:
         from mujoco_playground._src import mjx_env
 
         return mjx_env.step(None, state, self.targets(state, action), 4)
 
 
+def bent(action: Any) -> Any:
+    import jax
+
+    return jax.numpy.tanh(3 * action)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["plain", "jitted"])
 @pytest.mark.parametrize(
     ("targets", "told"),
     [
@@ -97,18 +107,67 @@ class Robot:
         (lambda state, action: state + action * 0.5, None),
         (lambda state, action: action[::-1], None),
         (lambda state, action: state, None),
-        (lambda state, action: action.no_such_method(), None),
+        # At its limit the slope is half of the scale.
+        (lambda state, action: (action * 0.5 - 0.5).clip(-0.5, 0.5), ([-0.5, -0.5], [0.5, 0.5])),
+        (lambda state, action: (action * 0.5 + 0.6).clip(-0.5, 0.5), None),  # beyond it
+        (lambda state, action: bent(action) * 0.5 + 0.1, None),
+        (lambda state, action: action * action, None),
+        (
+            lambda state, action: action + (action - action[::-1]) ** 2,
+            None,
+        ),  # straight where all are equal
     ],
-    ids=["affine", "clipped", "from the last", "crossed", "constant", "broken"],
+    ids=[
+        *("affine", "clipped", "from the last", "crossed", "constant"),
+        *("at a limit", "beyond a limit", "tanh", "square", "crossed away from 0"),
+    ],
 )
-def test_targets_are_told_only_where_they_are_offset_and_scale(targets: Any, told: Any) -> None:
+def test_targets_are_told_only_where_they_are_offset_and_scale(
+    targets: Any, told: Any, jitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jax: Any = importlib.import_module("jax")
     from mujoco_playground._src import mjx_env
 
-    before = mjx_env.step
-    found = describe.targets(Robot(targets), jax.ShapeDtypeStruct((2,), np.float32))
-    assert mjx_env.step is before
+    def moves(model: Any, data: Any, target: Any, substeps: int) -> Any:
+        return data + substeps
+
+    monkeypatch.setattr(mjx_env, "step", moves)
+    robot = Robot(targets, jitted)
+    found = describe.targets(robot, jax.ShapeDtypeStruct((2,), np.float32))
+    assert mjx_env.step is moves
     assert (None if found is None else tuple(one.tolist() for one in found)) == told
+    # No program with the replaced step in it was kept.
+    assert robot.step(np.zeros(2, np.float32), np.ones(2, np.float32)).tolist() == [4, 4]
+
+
+def test_a_task_that_cannot_be_described_is_built_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import mujoco
+
+    jax: Any = importlib.import_module("jax")
+    link = "<body><geom size='.1'/><joint name='{0}'/></body>"
+    motor = "<motor joint='{0}'/>"
+    robot: Any = Robot(lambda state, action: action * 0.5, False)
+    robot.mj_model = mujoco.MjModel.from_xml_string(
+        f"<mujoco><worldbody>{link.format('a')}{link.format('b')}</worldbody>"
+        f"<actuator>{motor.format('a')}{motor.format('b')}</actuator></mujoco>"
+    )
+    start = jax.ShapeDtypeStruct((2,), np.float32)
+    task: Any = SimpleNamespace(env=robot, start=start, step_seconds=0.02)
+    rate = {"control_hz": 50.0}
+    assert [one["name"] for one in describe.describe(task)["joints"]] == ["a", "b"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(robot, "targets", lambda state, action: action.no_such_method())
+        assert describe.describe(task) == rate
+    with monkeypatch.context() as patch:
+        patch.setattr(robot, "_init_q", np.zeros(1), raising=False)  # shorter than the joints
+        assert describe.describe(task) == rate
+    with monkeypatch.context() as patch:  # in another version of JAX
+        patch.delattr(importlib.import_module("jax.interpreters.partial_eval"), "dce_jaxpr")
+        assert describe.describe(task) == rate
+    assert "joints" in describe.describe(task)
 
 
 def test_an_environment_starts_the_same_however_many_there_are(env: PlaygroundEnv) -> None:

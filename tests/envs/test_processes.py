@@ -14,9 +14,10 @@ import torch
 from fleetfoot.config import from_json, to_json
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
+from fleetfoot.envs.subprocess import worker as process_worker
 from fleetfoot.envs.subprocess.env import ProcessEnv
 from fleetfoot.envs.vec_env import EnvFault, TwoHalves
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Hung, UserError
 from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 
 CPU = torch.device("cpu")
@@ -58,6 +59,23 @@ def test_same_bits_for_any_number_of_processes() -> None:
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
     assert len(set(runs[0][0, :, 2].tolist())) == 5
+
+
+def test_drawing_leaves_the_run_as_it_is() -> None:
+    """Though a picture takes numbers from numpy's global stream, as a reset does for the third feature."""
+    actions = torch.rand(30, 3, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    runs = []
+    for drawn in (False, True):
+        env = fake(3, render_mode="rgb_array")
+        seen = [env.reset().actor]
+        for action in actions:
+            if drawn:
+                assert [env.render(index).shape for index in range(3)] == [(6, 8, 3)] * 3
+            seen.append(env.step(action).obs.actor)
+        runs.append(torch.stack(seen))
+        env.close()
+    assert torch.equal(*runs)
+    assert len(set(runs[0][:, 2, 2].tolist())) > 2  # with episodes that began after a picture
 
 
 def test_numbers_of_info_come_back() -> None:
@@ -107,6 +125,61 @@ def test_a_process_that_fails(trouble: str, says: str) -> None:
     with pytest.raises(RuntimeError, match="is closed"):
         env.step(torch.zeros(4, 2))
     env.close()
+
+
+def test_a_second_process_that_fails() -> None:
+    def seeds_of(env: ProcessEnv) -> list[int]:
+        return [seed for worker in env.workers for seed in worker.seeds]
+
+    # Before its first turn: the first of its own environments is named.
+    env = fake(5)
+    seeds, second = seeds_of(env), env.workers[1]
+    assert second.first == 2
+    second.process.kill()
+    second.process.wait()
+    with pytest.raises(EnvFault, match="was ended by SIGKILL") as caught:
+        env.reset()
+    assert (caught.value.index, caught.value.seed) == (2, seeds[2])
+
+    env = fake(5, trouble="killed", only=2)  # only the second process has three
+    seeds = seeds_of(env)
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(5, 2))
+    with pytest.raises(EnvFault, match="was ended by SIGKILL") as caught:
+        env.step(torch.zeros(5, 2))
+    assert (caught.value.index, caught.value.seed) == (4, seeds[4])
+
+    # The one that was drawn, not the last that was stepped.
+    env = fake(5, trouble="killed at render", render_mode="rgb_array", only=1)
+    seeds, pids = seeds_of(env), [worker.process.pid for worker in env.workers]
+    env.reset()
+    env.step(torch.zeros(5, 2))
+    assert env.render(2).shape == (6, 8, 3)
+    with pytest.raises(EnvFault, match="was ended by SIGKILL") as caught:
+        env.render(3)
+    assert (caught.value.index, caught.value.seed) == (3, seeds[3])
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, Hung])
+def test_an_interrupted_picture_is_not_read_as_a_step(
+    interruption: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = fake(2, render_mode="rgb_array")
+    env.reset()
+
+    def interrupted(source: Any, count: int) -> bytes:
+        raise interruption
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process_worker, "read_exactly", interrupted)
+        with pytest.raises(EnvFault if interruption is Hung else interruption):
+            env.render(1)
+    with pytest.raises(RuntimeError, match="is closed"):
+        env.step(torch.zeros(2, 2))
+    with pytest.raises(RuntimeError, match="is closed"):
+        env.render(1)
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

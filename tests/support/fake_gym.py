@@ -62,6 +62,9 @@ class Fake(gymnasium.Env[Any, Any]):
     def render(self) -> Any:
         if self.render_mode is None:
             return None
+        if self.trouble == "killed at render":
+            os.kill(os.getpid(), signal.SIGKILL)
+        np.random.uniform()  # as some do, say for the place of the camera
         return np.full((6, 8, 3), self.clock, np.uint8)
 
     def _seen(self) -> Any:

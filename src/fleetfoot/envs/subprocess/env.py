@@ -155,6 +155,7 @@ class ProcessEnv(HostEnv):
         self.info = InfoRows(num_envs)
         for worker in self.workers:
             worker.shared = self.shared
+            self.shared.current[worker.first] = worker.first  # should it die before its first turn
             worker.send(b"g")
         self.spec = EnvSpec(
             name=name,
@@ -210,18 +211,23 @@ class ProcessEnv(HostEnv):
         return self._log_rows(self.info)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
+        self._require_open()
         worker = next(worker for worker in self.workers if index < worker.last)
-        worker.send(DRAW + struct.pack("<I", index))
-        try:
-            data = worker.receive(text=True)
-        except UserError as why:
-            raise UserError(f"{self.spec.name} cannot be drawn here: {why}") from None
+        data = b""
+        why: UserError | None = None
+        with self._or_closed():
+            worker.send(DRAW + struct.pack("<I", index))
+            try:
+                data = worker.receive(text=True)
+            except UserError as error:  # a whole answer: nothing is left over
+                why = error
+        if why is not None:
+            raise UserError(f"{self.spec.name} cannot be drawn here: {why}")
         height, width = struct.unpack("<II", data[:8])
         return np.frombuffer(data, np.uint8, offset=8).reshape(height, width, 3).copy()
 
     def _tell(self, request: bytes) -> None:
-        if not self.workers:
-            raise RuntimeError(f"{self.spec.name} is closed.")
+        self._require_open()
         with self._or_closed():
             for worker in self.workers:
                 worker.send(request)
@@ -230,6 +236,10 @@ class ProcessEnv(HostEnv):
         with self._or_closed():
             for worker in self.workers:
                 worker.receive()
+
+    def _require_open(self) -> None:
+        if not self.workers:
+            raise RuntimeError(f"{self.spec.name} is closed.")
 
     @contextlib.contextmanager
     def _or_closed(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ class Shared:
         self.reward: NDArray[np.float32] = self._take(np.float32, num_envs)
         # What was told in this step, NaN: nothing. Each process has its own names for these lines.
         self.info: NDArray[np.float32] = self._take(np.float32, MOST_NAMES, num_envs)
-        # At the first row of each process: the environment it is stepping, should it hang or die there.
+        # At the first row of each process: the environment whose turn it is, should it hang or die there.
         self.current: NDArray[np.int32] = self._take(np.int32, num_envs)
         self.terminated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
         self.truncated: NDArray[np.bool_] = self._take(np.bool_, num_envs)
@@ -164,10 +164,14 @@ def serve(memory_file: int, requests: BinaryIO, answers: BinaryIO) -> None:
     requests.read(1)  # by now the memory has its size
     memory = mmap.mmap(memory_file, 0)
     shared = Shared(memory, settings["num_envs"], about["obs_size"], about["action_size"])
+    for_pictures = np.random.MT19937(0)
     names: list[str] = []  # of the lines of `shared.info`, in the order they were first told
     while request := requests.read(1):
         if request == DRAW:
             (row,) = struct.unpack("<I", read_exactly(requests, 4))
+            shared.current[first] = row
+            # Some draw random numbers for a picture: not from the stream of the last that was stepped.
+            set_bit_generator(for_pictures)
             picture = members[row - first].env.picture(row)
             if isinstance(picture, str):
                 write_text(answers, MISTAKE, picture)
