@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 TICK = 0.25  # seconds between two looks at the calls
 GRACE = 10.0  # seconds that a call which is interrupted has to end
+AGAIN = 3.0  # seconds between two interruptions of one call
 AT_ONCE = 1.0  # seconds that a step has to end after Ctrl-C
 CLOSING = 30.0  # seconds that environments have to close
 
@@ -64,6 +65,7 @@ class Call:
     name: str
     deadline: float
     code: int = 2  # with which the program ends where the call cannot be interrupted
+    again: float = -math.inf  # when it may be interrupted once more
     begun: float = field(default_factory=time.monotonic)
 
     def seconds(self) -> float:
@@ -126,9 +128,11 @@ class Watch:
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread."""
-        call = self.calls.get(threading.get_ident())
-        if call is not None and call.deadline <= time.monotonic():
+        """In the main thread. Not at each look: what an interrupted call leaves behind may take a moment to clear
+        away, and a second `Hung` would then hit those who handle the first."""
+        call, now = self.calls.get(threading.get_ident()), time.monotonic()
+        if call is not None and call.deadline <= now and call.again <= now:
+            call.again = now + AGAIN
             raise Hung
 
     def _look(self) -> None:

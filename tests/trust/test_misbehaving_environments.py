@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 from fleetfoot import UserError, api, checkpoint, train
 from fleetfoot.data import Transition
 from fleetfoot.envs.gym import GymConfig
+from fleetfoot.errors import Hung
+from fleetfoot.guard import TICK, WATCH
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.build import Parts
 from fleetfoot.run.folder import has_checkpoint
@@ -155,3 +159,12 @@ def test_a_run_that_fails_at_once_leaves_no_folder(tmp_path: Path) -> None:
     env = replace(recipe.env, kwargs={"how": "raise", "at": 1})  # type: ignore[type-var]
     failure(replace(recipe, env=env), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_clears_away_after_a_hang_is_not_interrupted_again() -> None:
+    """The watch looks several times a second, and a huge list takes longer than that to go."""
+    with WATCH.limit("a slow one", 0.2):
+        with pytest.raises(Hung):
+            threading.Event().wait(60)
+        for _ in range(8):
+            time.sleep(TICK / 2)
