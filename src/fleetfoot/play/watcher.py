@@ -198,6 +198,7 @@ def _plot(gui: Any, title: str) -> Any:
         scales={"x": {"time": False}},
         height=150,
         legend={"show": False},
-        axes=({"size": 26}, {"size": 50}),
+        axes=({"size": 26, "space": 90}, {"size": 50}),  # room for numbers like 20,000,000
+        padding=(8, 36, 0, 0),
         visible=False,
     )
