@@ -17,8 +17,8 @@ from fleetfoot.errors import Notice, UserError
 EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
 Execution: TypeAlias = Literal["auto", "eager", "recorded"]
 
-# Where the engine `warp` computes. Warp has a CPU device as well, but MuJoCo's threads are many times as fast there; only
-# the tests of that engine add it.
+# Where the engine `warp` computes. Warp has a CPU device as well, but there MuJoCo's threads are many times as fast;
+# only the tests of that engine add it.
 WARP_DEVICES = {"cuda"}
 
 
