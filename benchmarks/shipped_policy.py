@@ -1,9 +1,10 @@
 """Makes the policy that ships with the package (`fleetfoot play` without arguments): two files, below 2 MB.
 
     python -m benchmarks.shipped_policy runs/RUN       # a run of a robot of the package: this is all it takes
+    python -m benchmarks.play_pictures docs/images     # and its picture
 
-The one that is there now was trained in MuJoCo Playground, whose task `RobotConfig(variant="stock")` equals. It was
-made from its weights, the name of its recipe and the evaluations in its log:
+The one that is there now is a run of `flash_sac/t1`. A policy that was trained in MuJoCo Playground, whose task
+`RobotConfig(variant="stock")` equals, is made from its weights, the name of its recipe and the evaluations in its log:
 
     python -m benchmarks.shipped_policy --robot t1 --recipe flash_sac/t1-joystick-flat
         --weights t1-policy.safetensors --metrics t1.jsonl

@@ -66,13 +66,10 @@ def _count(session: RobotSession, seconds: float, meanwhile: Any = time.sleep) -
 def _in_chromium(
     session: RobotSession, seconds: float, width: int, height: int
 ) -> dict[str, float]:
-    program = shutil.which("chromium")
-    if program is None:
-        raise UserError("this needs Chromium: apt-get install chromium; or give --no-browser.")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=program, args=list(FLAGS))
+        chromium = driver.chromium.launch(executable_path=chromium_path(), args=list(FLAGS))
         page = chromium.new_page(viewport={"width": width, "height": height})
         page.goto(session.page.url)
         page.wait_for_selector("canvas", timeout=120_000)
@@ -86,3 +83,10 @@ def _in_chromium(
         found = _count(session, seconds, look)
         chromium.close()
     return found | {"drawn": drawn}
+
+
+def chromium_path() -> str:
+    program = shutil.which("chromium")
+    if program is None:
+        raise UserError("this needs Chromium: apt-get install chromium; or give --no-browser.")
+    return program

@@ -25,7 +25,7 @@ from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Now, State
 from fleetfoot.envs.robot.terms import SPECS
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Notice, UserError
 
 CPU = torch.device("cpu")
 HARD = ConditionsConfig(
@@ -359,6 +359,27 @@ def test_descriptions_tell_what_a_real_robot_needs() -> None:
     assert (knee["standing"], knee["kp"], knee["kd"]) == (-1.8, 35.0, 0.5)
     assert knee["max_torque"] == 35.55
     assert told["commands"]["forward"] == [-1.5, 1.5]
+
+
+def test_a_run_of_a_gpu_is_evaluated_on_a_cpu_by_the_cpu_engine() -> None:
+    """Warp's own CPU device is many times slower, and its packages may be missing."""
+    trained = RobotConfig(engine="warp", execution="recorded", threads=1)
+    with pytest.warns(Notice, match="'warp' needs a GPU") as notices:
+        env = trained.for_evaluation().build(2, 0, CPU)
+    assert len(notices) == 1
+    assert isinstance(env.engine, CpuEngine)
+    wanted = build(2, variant="stock")
+    assert torch.equal(env.reset().critic, wanted.reset().critic)
+    for action in actions(2, 12, 5):
+        assert torch.equal(env.step(action).next_obs.critic, wanted.step(action).next_obs.critic)
+    with pytest.raises(UserError, match="recorded execution needs"), pytest.warns(Notice):
+        trained.build(2, 0, CPU)  # to train, what was asked for must be there
+
+
+def test_auto_says_nothing_on_a_cpu(recwarn: pytest.WarningsRecorder) -> None:
+    env = RobotConfig(threads=1).build(2, 0, CPU)
+    assert isinstance(env.engine, CpuEngine)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

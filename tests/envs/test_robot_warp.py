@@ -23,7 +23,7 @@ from fleetfoot.envs.robot import (
     RobotEnv,
 )
 from fleetfoot.envs.robot.joystick import Joystick
-from fleetfoot.envs.robot.physics import EngineName
+from fleetfoot.envs.robot.physics import WARP_DEVICES, EngineName
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, T1
 from fleetfoot.envs.robot.terms import SPECS
@@ -34,6 +34,11 @@ from support.extras import needs
 needs("mujoco_warp")
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def warp_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetfoot.envs.robot.physics.WARP_DEVICES", WARP_DEVICES | {"cpu"})
 
 
 def both(**fields: object) -> tuple[RobotEnv, RobotEnv]:

@@ -129,3 +129,13 @@ def test_keys_of_games() -> None:
     assert buttons[pressed_action(buttons, {"ArrowUp", "ArrowRight"})] == "UPRIGHT"
     assert buttons[pressed_action(buttons, {"ArrowUp", "ArrowDown", "Space"})] in buttons[1:]
     assert pressed_action(buttons, set()) == 0
+    pong = [
+        "NOOP",
+        "FIRE",
+        "RIGHT",
+        "LEFT",
+        "RIGHTFIRE",
+        "LEFTFIRE",
+    ]  # its paddle goes up with RIGHT
+    assert pong[pressed_action(pong, {"ArrowUp", "Space"})] == "RIGHTFIRE"
+    assert pong[pressed_action(pong, {"ArrowDown"})] == "LEFT"

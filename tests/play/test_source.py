@@ -94,7 +94,19 @@ def test_a_run_without_a_checkpoint_is_one_line(
     bare = tmp_path / "bare"
     shutil.copytree(run, bare)
     shutil.rmtree(bare / "checkpoints")
-    assert "holds no checkpoint" in refusal(capsys, "play", str(bare))
+    assert "holds no checkpoint yet.\n" in refusal(capsys, "play", str(bare))
+
+
+def test_a_misspelt_run_and_a_folder_of_seeds(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("flash_sac-t1", "several/seed-3"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "recipe.json").write_bytes((run / "recipe.json").read_bytes())
+    known, seeds = tmp_path / "flash_sac-t1", tmp_path / "several"
+    assert f"Did you mean {known}?" in refusal(capsys, "play", str(tmp_path / "flash_sac-tl"))
+    for command in ("play", "watch"):
+        assert f"such as {seeds / 'seed-3'}." in refusal(capsys, command, str(seeds))
 
 
 def test_a_taken_port_is_one_line_and_without_one_the_next_is_taken(
@@ -102,7 +114,9 @@ def test_a_taken_port_is_one_line_and_without_one_the_next_is_taken(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} cannot be used"):
+        with pytest.raises(
+            UserError, match=f"port {port} cannot be used: Address already in use. "
+        ):
             bind("127.0.0.1", port)
     with bind("127.0.0.1", None) as one, bind("127.0.0.1", None) as two:
         assert one.getsockname()[1] != two.getsockname()[1]

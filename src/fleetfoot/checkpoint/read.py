@@ -122,6 +122,8 @@ def _find(path: Path, which: Which) -> Path:
         raise UserError(f"{folder / which}.json is corrupt; {_advice(folder)}")
     if whole_beside(folder):
         raise UserError(f"{folder} has no {which} checkpoint; {_advice(folder)}")
+    if (path / "recipe.json").is_file():
+        raise UserError(f"{path} holds no checkpoint yet.")
     raise UserError(
         f"{path} holds no checkpoint; give a run folder or one folder inside its checkpoints/"
     )

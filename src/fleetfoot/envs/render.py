@@ -108,7 +108,7 @@ class Renderer:
         model.vis.global_.offwidth = max(int(model.vis.global_.offwidth), width)
         model.vis.global_.offheight = max(int(model.vis.global_.offheight), height)
         self._model, self._data = model, mujoco.MjData(model)
-        self._camera = _camera(model, view)
+        self._camera = camera_of(model, view)
         self._renderer = _renderer(model, width, height)
         # The backend shuts down at exit and its contexts then complain; this runs before it does.
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -157,7 +157,7 @@ def _renderer(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer
         ) from error
 
 
-def _camera(model: mujoco.MjModel, view: View) -> mujoco.MjvCamera:
+def camera_of(model: mujoco.MjModel, view: View) -> mujoco.MjvCamera:
     camera = mujoco.MjvCamera()
     index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, view.camera or "track")
     if view.camera and index < 0:

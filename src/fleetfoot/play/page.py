@@ -21,6 +21,7 @@ import errno
 import http
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -219,9 +220,10 @@ def bind(host: str, port: int | None) -> socket.socket:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             return socket.create_server((host, number), family=family)
         except OSError as error:
+            # Not `error.strerror`, to which Python adds the address as a tuple.
+            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise UserError(f"cannot listen on {host}: {error.strerror or error}.") from None
-            reason = error.strerror
+                raise UserError(f"cannot listen on {host}: {reason}.") from None
     if port is not None:
         raise UserError(f"port {port} cannot be used: {reason}. Leave --port out for a free one.")
     raise UserError(f"all ports from {tried[0]} to {tried[-1]} are taken; give another --port.")

@@ -165,6 +165,11 @@ class SimulatedRobot:
         forward, left = velocity
         self.data.qvel[:2] += (cos * forward - sin * left, sin * forward + cos * left)
 
+    def body_named(self, name: str) -> int:
+        """Of the model that is simulated; one that is drawn with meshes may have other bodies too."""
+        found = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
+        return max(int(found), 1)
+
     def heading(self) -> float:
         """Of the base, about the vertical (rad)."""
         w, x, y, z = self.data.qpos[3:7] if self.built.free else (1.0, 0.0, 0.0, 0.0)

@@ -113,13 +113,8 @@ class Scene:
             return
         here, goal = (np.asarray(p) - offset for p in (event.start_position, event.end_position))
         turned = self.data.xmat[body].reshape(3, 3)
-        self._pulled(self._own(body), turned.T @ (here - self.data.xpos[body]), goal)
-
-    def _own(self, body: int) -> int:
-        """The same body in the model that is simulated."""
-        name = self.model.body(body).name
-        found = mujoco.mj_name2id(self.robot.model, mujoco.mjtObj.mjOBJ_BODY, name)
-        return max(int(found), 1)
+        own = self.robot.body_named(self.model.body(body).name)
+        self._pulled(own, turned.T @ (here - self.data.xpos[body]), goal)
 
     def update(self, qpos: Array, command: Array, measured: Array) -> None:
         """Draw this moment."""

@@ -12,10 +12,10 @@ from fleetfoot import deploy
 from fleetfoot.api import Which
 from fleetfoot.envs.robot import Robot
 from fleetfoot.envs.vec_env import EnvConfig
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, nearest
 from fleetfoot.play import robot
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.folder import from_stored, is_run, read_recipe, run_of
+from fleetfoot.run.folder import from_stored, is_run, read_recipe, run_of, seed_folders
 
 # A Booster T1 that follows a joystick. `python -m benchmarks.shipped_policy RUN` makes another one.
 SHIPPED = Path(__file__).parent / "shipped"
@@ -94,14 +94,29 @@ def _exported(place: Path, which: Which, scratch: Path) -> Path:
     if place.is_file() or (place / "policy.onnx").is_file():
         return place
     if not is_a_run(place):
-        what = "is no run and no exported policy" if place.exists() else "does not exist"
-        raise UserError(
-            f"{place} {what}; fleetfoot play RUN, an exported folder or a policy.onnx, or nothing for the policy that "
-            "ships with the package."
-        )
+        raise _nothing_at(place)
     from fleetfoot.export import export_run
 
     return export_run(place, scratch, which=which, draw=True).folder
+
+
+def _nothing_at(place: Path) -> UserError:
+    if seeds := seed_folders(place):
+        return UserError(f"{place} holds the runs of several seeds; play one, such as {seeds[0]}.")
+    if place.exists():
+        what, near = "is no run and no exported policy", ""
+    else:
+        beside = [str(path) for path in place.parent.glob("*") if _can_be_played(path)]
+        what, near = "does not exist", nearest(str(place), beside)
+    usage = (
+        " Give a run, an exported folder or a policy.onnx, or nothing for the policy that ships with the "
+        "package."
+    )
+    return UserError(f"{place} {what}.{near or usage}")
+
+
+def _can_be_played(path: Path) -> bool:
+    return is_run(path) or (path / "policy.onnx").is_file()
 
 
 def _name(place: Path, policy: deploy.Policy, taken: dict[str, deploy.Policy]) -> str:

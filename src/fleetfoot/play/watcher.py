@@ -25,7 +25,7 @@ from fleetfoot import deploy
 from fleetfoot.errors import UserError
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.run.folder import has_checkpoint, is_run
+from fleetfoot.run.folder import has_checkpoint, is_run, seed_folders
 
 LOOK = 2.0  # seconds between two looks at the run
 MOST_SKIPPED = 31  # looks
@@ -42,7 +42,9 @@ class Watcher:
 
     def __init__(self, folder: Path, imports: Sequence[str] = ()) -> None:
         if not is_run(folder):
-            raise UserError(f"{folder} is not a run folder: it has no recipe.json.")
+            seeds = seed_folders(folder)
+            inside = f"; it holds the runs of several seeds, such as {seeds[0]}" if seeds else ""
+            raise UserError(f"{folder} is not a run folder: it has no recipe.json{inside}.")
         self.folder, self.imports = folder, list(imports)
         self.told: Callable[[deploy.Policy], None] = lambda policy: None
         self.step: int | None = None  # vec steps of the policy that is shown
@@ -198,6 +200,7 @@ def _plot(gui: Any, title: str) -> Any:
         scales={"x": {"time": False}},
         height=150,
         legend={"show": False},
-        axes=({"size": 26}, {"size": 50}),
+        axes=({"size": 26, "space": 90}, {"size": 50}),  # room for numbers like 20,000,000
+        padding=(8, 36, 0, 0),
         visible=False,
     )

@@ -52,7 +52,7 @@ class RobotConfig:
     variant: Literal["stock", "fast"] = "fast"
     # rough: plates of up to 5 cm. Evaluation keeps the ground.
     ground: Literal["flat", "rough"] = "flat"
-    # cpu: MuJoCo's threads; warp: MuJoCo Warp; auto: warp on a GPU, else cpu.
+    # cpu: MuJoCo's threads; warp: MuJoCo Warp, which needs a GPU; auto: warp on a GPU, else cpu.
     engine: EngineName = "auto"
     threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
     # Of training; None: the task's own, 1000 control steps of 0.02 s.
@@ -123,6 +123,8 @@ class RobotConfig:
             clip_reward=True,
             curriculum=False,
             conditions=self.conditions.for_evaluation(),
+            # A GPU may have trained what a CPU evaluates, where nothing can be recorded.
+            execution="auto" if self.execution == "recorded" else self.execution,
         )
 
     def _weights(self) -> dict[str, float]:

@@ -85,7 +85,9 @@ class CpuEngine:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         if "physics" not in state:
-            raise UserError("this saved state is of the engine 'warp'; build with that engine")
+            raise UserError(
+                "this saved state is of the engine 'warp'; build with that engine, on a GPU"
+            )
         self.sim.state = state["physics"].cpu().numpy().copy()
         self.sim.warmstart = state["warmstart"].cpu().numpy().copy()
         self._read_state()

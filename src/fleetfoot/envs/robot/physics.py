@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,10 +12,14 @@ from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.engine import Engine, Starts
 from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Built
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Notice, UserError
 
 EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
 Execution: TypeAlias = Literal["auto", "eager", "recorded"]
+
+# Where the engine `warp` computes. Warp has a CPU device as well, but there MuJoCo's threads are many times as fast;
+# only the tests of that engine add it.
+WARP_DEVICES = {"cuda"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +40,12 @@ class PhysicsConfig:
 
     def home(self, device: torch.device) -> torch.device:
         """Where engine and task compute, for observations on `device`."""
-        warp = self.engine == "warp" or (self.engine == "auto" and device.type == "cuda")
-        return device if warp else torch.device("cpu")
+        return device if self._on_warp(device) else torch.device("cpu")
+
+    def _on_warp(self, device: torch.device) -> bool:
+        if self.engine == "auto":
+            return device.type == "cuda"
+        return self.engine == "warp" and device.type in WARP_DEVICES
 
     def build(
         self,
@@ -46,13 +55,20 @@ class PhysicsConfig:
         device: torch.device,
         randomiser: Randomiser | None,
     ) -> Engine:
-        """The engine, for observations on `device`."""
-        home, substeps = self.home(device), self.substeps
-        if self.engine != "warp" and home.type == "cpu":
+        """The engine, for observations on `device`. Without a GPU it is always that of the CPU: a run that was trained
+        with `warp` can be evaluated, filmed and exported anywhere."""
+        substeps = self.substeps
+        if not self._on_warp(device):
+            if self.engine == "warp":
+                warnings.warn(
+                    "the engine 'warp' needs a GPU; on the device cpu the engine 'cpu' simulates instead.",
+                    Notice,
+                    stacklevel=2,
+                )
             return CpuEngine(built, num_envs, substeps, starts, self.threads, randomiser)
         from fleetfoot.envs.robot.warp import WarpEngine
 
-        return WarpEngine(built, num_envs, substeps, starts, home, randomiser, self.deterministic)
+        return WarpEngine(built, num_envs, substeps, starts, device, randomiser, self.deterministic)
 
     def records(self, on_gpu: bool) -> bool:
         """Is a vec step recorded as a CUDA graph?"""
