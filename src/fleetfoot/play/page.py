@@ -221,8 +221,9 @@ def bind(host: str, port: int | None) -> socket.socket:
             return socket.create_server((host, number), family=family)
         except OSError as error:
             # Not `error.strerror`, to which Python adds the address as a tuple.
-            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            code = error.errno or 0
+            reason = os.strerror(code) if code > 0 else str(error.strerror or error)
+            if code not in (errno.EADDRINUSE, errno.EACCES):
                 raise UserError(f"cannot listen on {host}: {reason}.") from None
     if port is not None:
         raise UserError(f"port {port} cannot be used: {reason}. Leave --port out for a free one.")
