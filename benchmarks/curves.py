@@ -140,7 +140,7 @@ def draw_variants(variants: dict[str, list[dict[str, Any]]], path: Path) -> None
         for panel, label in zip(panels, AXES.values(), strict=True):
             panel.set_xlabel(label)
         lengths = {columns["env_steps"][-1] for seeds in variants.values() for columns in seeds}
-        if len(lengths) > 1:
+        if max(lengths) > 10 * min(lengths):
             panels[1].set_xscale("log")
         panels[0].set_xlim(left=0)
         panels[0].set_ylabel("evaluation return")

@@ -166,6 +166,26 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     assert all(line.startswith("pip install ") for line in found.values())
 
 
+def test_doctor_works_without_torch() -> None:
+    """As where torch has no build for this Python, or its installation broke off."""
+    script = (
+        "import sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch': raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "from fleetfoot import extras\n"
+        "there = extras.installed\n"
+        "extras.installed = lambda one: None if one.name == 'torch' else there(one)\n"
+        "from fleetfoot.cli.main import main; main(['doctor'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert not done.stderr
+    assert "torch: pip install 'torch>=" in done.stdout
+    assert "mujoco" in done.stdout
+
+
 def test_imports_are_taken_from_anywhere() -> None:
     assert take_imports(["a", "--import", "m", "b", "--import=n"]) == (["m", "n"], ["a", "b"])
 

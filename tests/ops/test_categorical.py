@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fleetfoot.ops import categorical
 from oracles import categorical as oracle
@@ -193,3 +194,66 @@ def test_half_precision_logits_are_widened_first() -> None:
     assert {loss.dtype, q.dtype, out.dtype} == {torch.float32}
     wanted = categorical.project_shifted(half.float(), base, slope, z, lowest=False)
     assert torch.equal(out, wanted)
+
+
+def plain_kernels() -> None:
+    """The kernels of a GPU, written plainly for a CPU, where nothing else calls them."""
+
+    def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss, q = categorical.cross_entropy(logits, target, z)
+        return loss, q, logits.logsumexp(-1)
+
+    def backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
+        return by.unsqueeze(-1) * ((logits - lse.unsqueeze(-1)).exp() - target)
+
+    def project(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> Tensor:
+        return categorical.project_shifted(logits, base, slope, z, lowest=lowest)
+
+    categorical._project_shifted.register_kernel("cpu", project)
+    categorical._cross_entropy.register_kernel("cpu", cross_entropy)
+    categorical._cross_entropy_backward.register_kernel("cpu", backward)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("lowest", [True, False])
+@pytest.mark.parametrize("shared", [True, False], ids=["one discount", "each its own"])
+def test_several_seeds_are_computed_as_more_rows(
+    lowest: bool, shared: bool, compiled: bool
+) -> None:
+    """Under vmap, as several seeds learn: the values and gradients of one seed after the other, in one operation."""
+    plain_kernels()
+    random = torch.Generator().manual_seed(0)
+    seeds, members, rows, atoms = 3, 2, 4, 7
+    z = categorical.support(-2.0, 2.0, atoms)
+    logits = torch.randn(seeds, members, rows, atoms, generator=random)
+    base = torch.randn(seeds, rows, generator=random)
+    slope = torch.rand(rows if shared else (seeds, rows), generator=random)
+    dims = (0, 0, None if shared else 0)
+
+    def of_one(logits: Tensor, base: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        target = categorical._project_shifted(logits.detach().flip(-1), base, slope, z, lowest)
+        loss, q, _ = categorical._cross_entropy(logits, target, z)
+        return loss, q, target
+
+    def together(*args: Tensor) -> tuple[Tensor, ...]:
+        return torch.vmap(of_one, in_dims=dims)(*args)
+
+    def in_turn(logits: Tensor, base: Tensor, slope: Tensor) -> tuple[Tensor, ...]:
+        each = [of_one(logits[s], base[s], slope if shared else slope[s]) for s in range(seeds)]
+        return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+
+    def run(function: Any) -> list[Tensor]:
+        leaf = logits.clone().requires_grad_()
+        loss, *rest = function(leaf, base, slope)
+        (loss * torch.arange(1.0, 1 + loss.numel()).view_as(loss)).sum().backward()
+        assert leaf.grad is not None
+        return [loss.detach(), *rest, leaf.grad]
+
+    found = run(torch.compile(together, backend="aot_eager") if compiled else together)
+    for one, two in zip(found, run(in_turn), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    with torch.profiler.profile() as profile:
+        together(logits, base, slope)
+    names = [event.name for event in profile.events()]
+    for name in ("project_shifted", "cross_entropy"):
+        assert names.count(f"fleetfoot::{name}") == 2  # under vmap, and once below it

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fleetfoot.cli.main import COMMANDS, main
 from fleetfoot.run.folder import load_own_parts
 
@@ -60,6 +62,9 @@ class Child:
         code = 70
         sys.settrace(None)  # nobody collects what coverage would measure here
         threading.settrace(None)
+        # Where OpenMP's threads have run in the parent, the child would wait for them for ever.
+        torch.set_num_threads(1)
+        torch.set_num_threads = lambda nthreads: None
         try:
             os.setpgid(0, 0)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -68,7 +68,15 @@ def examine() -> list[Finding]:
         compiler,
         optional,
     ]
-    return [finding for check in checks for finding in check()]
+    findings = []
+    for check in checks:
+        try:
+            findings += check()
+        except ModuleNotFoundError:
+            # The check needs a package that is missing. `package` says which.
+            if not any(finding.missing for finding in package()):
+                raise
+    return findings
 
 
 def python() -> list[Finding]:

@@ -90,6 +90,15 @@ def _(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> T
     return logits.new_empty(logits.shape[1:] if lowest else logits.shape, dtype=torch.float32)
 
 
+@_project_shifted.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    z, lowest = args[3:]
+    logits, base, slope = _in_front(info, in_dims, args, 3)
+    shape = logits.shape  # [S, E, B, K]
+    out = _project_shifted(_seeds_as_rows(logits), base.flatten(), slope.flatten(), z, lowest)
+    return (out.view(shape[0], *shape[2:]), 0) if lowest else (_by_seed(out, shape), 1)
+
+
 def cross_entropy(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Of softmax(logits) [E, B, K] to the distributions `target` [B, K] or [E, B, K]: [E, B], in float32.
 
@@ -117,6 +126,16 @@ def _(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor
     return like, torch.empty_like(like), torch.empty_like(like)
 
 
+@_cross_entropy.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    logits, target = _in_front(info, in_dims, args, 2)
+    target = _seeds_as_rows(target) if target.dim() == 4 else target.flatten(0, 1)
+    found = _cross_entropy(_seeds_as_rows(logits), target, args[2])
+    return tuple(_by_seed(of_all, logits.shape[:3]) for of_all in found), (1, 1, 1)
+
+
 @torch.library.custom_op("fleetfoot::cross_entropy_backward", mutates_args=(), device_types="cuda")
 def _cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
     from fleetfoot.ops.triton.categorical import cross_entropy_backward as kernel
@@ -127,6 +146,30 @@ def _cross_entropy_backward(logits: Tensor, target: Tensor, lse: Tensor, by: Ten
 @_cross_entropy_backward.register_fake
 def _(logits: Tensor, target: Tensor, lse: Tensor, by: Tensor) -> Tensor:
     return logits.new_empty(logits.shape)
+
+
+# Several seeds are more rows, over the same atoms. Without these rules torch would loop over the seeds and copy what
+# each of them gives.
+
+
+def _in_front(
+    info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...], count: int
+) -> list[Tensor]:
+    """The first arguments, with the seeds as their first dimension."""
+    return [
+        value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+        for value, dim in zip(args[:count], in_dims[:count], strict=True)
+    ]
+
+
+def _seeds_as_rows(value: Tensor) -> Tensor:
+    """[S, E, B, K] -> [E, S * B, K]."""
+    return value.transpose(0, 1).flatten(1, 2)
+
+
+def _by_seed(value: Tensor, shape: torch.Size) -> Tensor:
+    """[E, S * B, ...] -> [E, S, B, ...], where `shape` is [S, E, B, ...]."""
+    return value.view(shape[1], shape[0], *shape[2:])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
