@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, one_line, take_imports
+from fleetfoot.cli.main import COMMANDS, Output, one_line, take_imports
 from fleetfoot.errors import Notice
 from fleetfoot.run import folder as folders
 from support.command import call, refusal
@@ -188,6 +189,16 @@ def test_doctor_works_without_torch(broken: bool) -> None:
     assert fix in done.stdout
     assert ("libcudnn" in done.stdout) == broken
     assert "mujoco" in done.stdout
+
+
+def test_output_outlives_its_stream() -> None:
+    """As where a program closes what it gave, and Python then ends the object, which flushes it."""
+    stream = io.StringIO()
+    output = Output(stream)
+    output.write("a")
+    stream.close()
+    output.flush()
+    output.close()
 
 
 def test_imports_are_taken_from_anywhere() -> None:
