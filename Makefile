@@ -10,7 +10,7 @@
 # make clean | distclean                     remove caches | and the virtual environment; runs/ stays
 #
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
-# pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter.
+# pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter, and PYTHONS="..." those that try the wheel.
 
 .PHONY: train test coverage play check docs package bench humanoid-bench clean distclean
 .DEFAULT_GOAL := help

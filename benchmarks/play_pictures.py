@@ -22,7 +22,7 @@ from fleetfoot.play.source import Source, open_source
 from fleetfoot.play.watcher import CurvesPanel, Watcher
 from fleetfoot.run.folder import read_recipe
 
-SIZE = {"width": 1280, "height": 800}
+WIDTH, HEIGHT = 1280, 800
 PATIENCE = 300_000  # milliseconds
 WALKED = 300  # control steps under a command; the plots show the last 400
 PLAYED = 12  # steps of Pong
@@ -37,7 +37,7 @@ def picture(source: Source, path: Path, hands: Callable[[Any], None], **options:
     try:
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium_path(), args=list(FLAGS))
-            page = browser.new_page(viewport=SIZE)
+            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
             page.set_default_timeout(PATIENCE)
             page.goto(session.page.url)
             page.locator(".mantine-Notification-closeButton").click()  # WebGL is in software: known

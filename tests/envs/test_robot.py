@@ -21,6 +21,7 @@ from fleetfoot.envs.robot.conditions import Conditions
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.robot.frames import Frames
 from fleetfoot.envs.robot.joystick import Joystick
+from fleetfoot.envs.robot.physics import EngineName, PhysicsConfig
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Now, State
@@ -374,6 +375,13 @@ def test_a_run_of_a_gpu_is_evaluated_on_a_cpu_by_the_cpu_engine() -> None:
         assert torch.equal(env.step(action).next_obs.critic, wanted.step(action).next_obs.critic)
     with pytest.raises(UserError, match="recorded execution needs"), pytest.warns(Notice):
         trained.build(2, 0, CPU)  # to train, what was asked for must be there
+
+
+@pytest.mark.parametrize(("engine", "on_gpu"), [("auto", "cuda"), ("warp", "cuda"), ("cpu", "cpu")])
+def test_where_engines_compute(engine: EngineName, on_gpu: str) -> None:
+    physics = PhysicsConfig(engine=engine)
+    assert physics.home(torch.device("cuda")).type == on_gpu
+    assert physics.home(CPU).type == "cpu"
 
 
 def test_auto_says_nothing_on_a_cpu(recwarn: pytest.WarningsRecorder) -> None:

@@ -183,6 +183,14 @@ class Killed:
         return result
 
 
+def assert_went_back(state: Any, result: Result, recipe: Recipe, warm_ups: int) -> None:
+    """The server went back to a checkpoint: what was learned since then is gone, and what was under way; no more."""
+    assert state["generation"] == 2, "once back to a checkpoint, and once more when it is resumed"
+    most = 2 * (recipe.total_vec_steps - warm_ups * recipe.pace.warmup_vec_steps)
+    back = recipe.checkpoint.every_vec_steps
+    assert most - 2 * back - 2 * 2 * 25 <= result.counters.updates < most
+
+
 def test_a_killed_bundle_and_then_a_shard(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,11 +207,7 @@ def test_a_killed_bundle_and_then_a_shard(
     assert "shard 0 of the server is lost" in printed
     state = checkpoint.load(tmp_path / "run").state
     assert state["incarnations"] == [0, 1]
-    assert state["generation"] == 2, "once back to a checkpoint, and once more when it is resumed"
-    # Three warm-ups make no updates. What was learned since the last checkpoint is gone, and what was under way.
-    most = 2 * (recipe.total_vec_steps - 3 * recipe.pace.warmup_vec_steps)
-    back = recipe.checkpoint.every_vec_steps
-    assert most - 2 * back - 2 * 2 * 25 <= result.counters.updates < most
+    assert_went_back(state, result, recipe, warm_ups=3)
 
 
 @slow
@@ -249,9 +253,5 @@ def test_a_killed_shard(
     assert f"shard {shard} of the server is lost" in capsys.readouterr().err
     state = checkpoint.load(tmp_path / "run").state
     assert state["incarnations"] == [0, 0]
-    assert state["generation"] == 2, "once back to a checkpoint, and once more when it is resumed"
-    # What was learned since the last checkpoint is gone, and what was under way; no more.
-    most = 2 * (recipe.total_vec_steps - 2 * recipe.pace.warmup_vec_steps)
-    back = recipe.checkpoint.every_vec_steps
-    assert most - 2 * back - 2 * 2 * 25 <= result.counters.updates < most
+    assert_went_back(state, result, recipe, warm_ups=2)
     assert result.best_return >= least

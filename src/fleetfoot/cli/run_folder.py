@@ -20,8 +20,8 @@ def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
         raise UserError(f"which run? fleetfoot {command} RUN{_newest()}")
     folder = Path(args[0])
     if not folder.is_dir():
-        names = [str(path) for path in folder.parent.glob("*/") if (path / "recipe.json").exists()]
-        raise UserError(f"there is no run folder {folder}.{nearest(str(folder), names)}")
+        names = [path.name for path in folder.parent.glob("*/") if (path / "recipe.json").exists()]
+        raise UserError(f"there is no run folder {folder}.{nearest(folder.name, names)}")
     return folder, args[1:]
 
 

@@ -21,7 +21,6 @@ import errno
 import http
 import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -220,8 +219,7 @@ def bind(host: str, port: int | None) -> socket.socket:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             return socket.create_server((host, number), family=family)
         except OSError as error:
-            # Not `error.strerror`, to which Python adds the address as a tuple.
-            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
+            reason = str(error.strerror or error).partition(" (while")[0]  # Python adds a tuple
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise UserError(f"cannot listen on {host}: {reason}.") from None
     if port is not None:

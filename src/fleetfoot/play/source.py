@@ -106,8 +106,8 @@ def _nothing_at(place: Path) -> UserError:
     if place.exists():
         what, near = "is no run and no exported policy", ""
     else:
-        beside = [str(path) for path in place.parent.glob("*") if _can_be_played(path)]
-        what, near = "does not exist", nearest(str(place), beside)
+        beside = [path.name for path in place.parent.glob("*") if _can_be_played(path)]
+        what, near = "does not exist", nearest(place.name, beside)
     usage = (
         " Give a run, an exported folder or a policy.onnx, or nothing for the policy that ships with the "
         "package."
