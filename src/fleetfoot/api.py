@@ -196,7 +196,7 @@ def _check_restart(folder: Path, restart: bool, delete_checkpoints: bool) -> Non
     if whole is not None and not (restart and delete_checkpoints):
         delete = "; --restart deletes it only together with --delete-checkpoints" if restart else ""
         raise UserError(
-            f"{folder} has no last.json, but {whole} is whole: fleetfoot resume {whole} goes on from it{delete}."
+            f"{folder} has no last.json, but {whole} is complete: fleetfoot resume {whole} goes on from it{delete}."
         )
     if not restart:
         raise UserError(
@@ -331,7 +331,7 @@ def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: s
     try:
         check_finite(policy)
     except UserError as error:
-        raise UserError(f"the policy of {loaded.folder} is of no use: {error}.") from None
+        raise UserError(f"the policy of {loaded.folder} cannot be used: {error}.") from None
     return agent.policy.eval()
 
 

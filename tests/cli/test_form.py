@@ -194,7 +194,7 @@ def test_only_parts_that_fit_are_accepted() -> None:
         (["--load-kg"], "--load-kg"),
         (["--wheels.spokes"], "--wheels.spokes needs at least one value; for an empty list write"),
         (["--wheels.spokes", "--load-kg", "3"], "--wheels.spokes needs at least one value"),
-        (["stray"], "did not expect 'stray'"),
+        (["stray"], "unexpected argument 'stray'"),
         (["--wheels.radius", "0"], "wheels.radius is 0.0; give more than 0."),
         (["--name", "other"], "there is no option --name"),
     ],

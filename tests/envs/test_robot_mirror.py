@@ -182,7 +182,7 @@ def test_mistakes_are_named() -> None:
         own(Mirrored())
     with pytest.raises(UserError, match="'FR_hip_joint', but 'XX_hip_joint'"):
         own(Mirrored(), dataclasses.replace(GO1, sides={"FR": "XX"}))
-    with pytest.raises(UserError, match=r"'FR_hip_joint' and 'FR_hip_joint' .* no mirror images"):
+    with pytest.raises(UserError, match=r"'FR_hip_joint' and 'FR_hip_joint' .* not mirror images"):
         own(Mirrored(), dataclasses.replace(GO1, sides={"?": "!"}))
     with pytest.raises(UserError, match="does not fit its 12 numbers"):
         own(Short())
