@@ -177,7 +177,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(
     before = checkpoint.load(folder).state
     warmup = ranks_worker.recipe().pace.warmup_vec_steps
     result = resume(folder, total_vec_steps=TOTAL + warmup)
-    assert capfd.readouterr().err.count("2 processes made this checkpoint and 1 goes on") == 1
+    assert capfd.readouterr().err.count("made with 2 processes and is resumed with 1") == 1
     after = checkpoint.load(folder).state
     assert result.counters.updates == before["updates"]
     assert "world" not in after
