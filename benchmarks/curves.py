@@ -142,6 +142,10 @@ def draw_variants(variants: dict[str, list[dict[str, Any]]], path: Path) -> None
         lengths = {columns["env_steps"][-1] for seeds in variants.values() for columns in seeds}
         if max(lengths) > 10 * min(lengths):
             panels[1].set_xscale("log")
+        else:
+            from matplotlib.ticker import EngFormatter
+
+            panels[1].xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 20M
         panels[0].set_xlim(left=0)
         panels[0].set_ylabel("evaluation return")
         handles = panels[0].get_legend_handles_labels()

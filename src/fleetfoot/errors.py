@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 
@@ -43,6 +43,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' for a misspelt name, or the empty string when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def nearest_run(folder: Path, is_one: Callable[[Path], bool]) -> str:
+    """The same for a misspelt folder: of those beside it and those below runs/, as they can be typed."""
+    places = {
+        path.name: path
+        for parent in (Path("runs"), folder.parent)
+        for path in parent.glob("*")
+        if is_one(path)
+    }
+    close = difflib.get_close_matches(folder.name, places, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(str(places[name]) for name in close)}?" if close else ""
 
 
 def one_line(error: BaseException) -> str:

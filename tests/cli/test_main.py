@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, one_line, take_imports
+from fleetfoot.cli.main import COMMANDS, Output, one_line, take_imports
 from fleetfoot.errors import Notice
 from fleetfoot.run import folder as folders
 from support.command import call, refusal
@@ -166,24 +167,38 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     assert all(line.startswith("pip install ") for line in found.values())
 
 
-def test_doctor_works_without_torch() -> None:
-    """As where torch has no build for this Python, or its installation broke off."""
+@pytest.mark.parametrize("broken", [False, True], ids=["missing", "broken"])
+def test_doctor_works_without_torch(broken: bool) -> None:
+    """As where torch has no build for this Python, or cannot find one of its libraries."""
+    error = "ImportError('libcudnn.so.9: no such file')" if broken else "ModuleNotFoundError(name)"
     script = (
         "import sys\n"
         "class NoTorch:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name == 'torch': raise ModuleNotFoundError(name)\n"
+        f"        if name == 'torch': raise {error}\n"
         "sys.meta_path.insert(0, NoTorch())\n"
         "from fleetfoot import extras\n"
         "there = extras.installed\n"
-        "extras.installed = lambda one: None if one.name == 'torch' else there(one)\n"
+        f"extras.installed = lambda one: None if one.name == 'torch' and not {broken} else there(one)\n"
         "from fleetfoot.cli.main import main; main(['doctor'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert not done.stderr
-    assert "torch: pip install 'torch>=" in done.stdout
+    fix = "--force-reinstall torch" if broken else "torch: pip install 'torch>="
+    assert fix in done.stdout
+    assert ("libcudnn" in done.stdout) == broken
     assert "mujoco" in done.stdout
+
+
+def test_output_outlives_its_stream() -> None:
+    """As where a program closes what it gave, and Python then ends the object, which flushes it."""
+    stream = io.StringIO()
+    output = Output(stream)
+    output.write("a")
+    stream.close()
+    output.flush()
+    output.close()
 
 
 def test_imports_are_taken_from_anywhere() -> None:

@@ -374,7 +374,7 @@ def test_a_run_of_a_gpu_is_evaluated_on_a_cpu_by_the_cpu_engine() -> None:
     for action in actions(2, 12, 5):
         assert torch.equal(env.step(action).next_obs.critic, wanted.step(action).next_obs.critic)
     with pytest.raises(UserError, match="recorded execution needs"), pytest.warns(Notice):
-        trained.build(2, 0, CPU)  # to train, what was asked for must be there
+        trained.build(2, 0, CPU)  # only an evaluation leaves out recording
 
 
 @pytest.mark.parametrize(("engine", "on_gpu"), [("auto", "cuda"), ("warp", "cuda"), ("cpu", "cpu")])

@@ -249,11 +249,24 @@ def test_several_seeds_are_computed_as_more_rows(
         assert leaf.grad is not None
         return [loss.detach(), *rest, leaf.grad]
 
-    found = run(torch.compile(together, backend="aot_eager") if compiled else together)
+    compiled_ = torch.compile(together, backend="aot_eager", fullgraph=True)
+    found = run(compiled_ if compiled else together)
     for one, two in zip(found, run(in_turn), strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    function = compiled_ if compiled else together
+    function(logits, base, slope)  # without gradients it is compiled again
     with torch.profiler.profile() as profile:
-        together(logits, base, slope)
+        function(logits, base, slope)
     names = [event.name for event in profile.events()]
     for name in ("project_shifted", "cross_entropy"):
-        assert names.count(f"fleetfoot::{name}") == 2  # under vmap, and once below it
+        # In turn, an operation appears twice: under vmap, and below it.
+        assert names.count(f"fleetfoot::{name}") == (1 if compiled else 2)
+
+
+def test_seeds_with_atoms_of_their_own_are_refused() -> None:
+    plain_kernels()
+    atoms = torch.stack([categorical.support(-r, r, 5) for r in (1.0, 2.0)])
+    with pytest.raises(NotImplementedError, match="atoms differ"):
+        torch.vmap(categorical._cross_entropy)(
+            torch.randn(2, 1, 3, 5), torch.rand(2, 3, 5).softmax(-1), atoms
+        )

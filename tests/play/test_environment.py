@@ -139,3 +139,4 @@ def test_keys_of_games() -> None:
     ]  # its paddle goes up with RIGHT
     assert pong[pressed_action(pong, {"ArrowUp", "Space"})] == "RIGHTFIRE"
     assert pong[pressed_action(pong, {"ArrowDown"})] == "LEFT"
+    assert pong[pressed_action(pong, {"ArrowUp", "ArrowLeft"})] == "LEFT"

@@ -113,8 +113,6 @@ class Window:
         )
         self.told: dict[str, Any] = {}
         threading.Thread(target=self._listen, daemon=True).start()
-        wait_until(lambda: self.told or self.child.poll() is not None)
-        assert self.told, "the window did not open"
 
     def _listen(self) -> None:
         assert self.child.stdout is not None
@@ -139,6 +137,8 @@ def picture(folder: Path) -> NDArray[np.uint8]:
 def test_the_robot_walks_in_the_window(screen: str, tmp_path: Path) -> None:
     window = Window(screen)
     try:
+        wait_until(lambda: window.told or window.child.poll() is not None)
+        assert window.told, "the window did not open"
         # The sky is above, in blue, and the robot in the middle, lit.
         wait_until(lambda: _blue(picture(tmp_path)[20:60, 400:500]))
         middle = picture(tmp_path)[150:250, 400:450].reshape(-1, 3)
@@ -150,6 +150,12 @@ def test_the_robot_walks_in_the_window(screen: str, tmp_path: Path) -> None:
         assert not window.told["falls"]
         window.do("key", "8")
         wait_until(lambda: not any(window.told["command"]))
+        # A double click chooses a body; with Ctrl and the right button the mouse pulls it.
+        window.do("mousemove", "425", "230", "click", "--repeat", "2", "--delay", "60", "1")
+        window.do("keydown", "ctrl", "mousedown", "3", "mousemove_relative", "30", "0")
+        wait_until(lambda: window.told["pulled"])
+        window.do("mouseup", "3", "keyup", "ctrl")
+        wait_until(lambda: not window.told["pulled"])
         window.do("key", "Return")
         wait_until(lambda: window.told["policy"] == "stand (action 0)")
         window.do("key", "space")

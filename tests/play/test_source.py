@@ -98,13 +98,17 @@ def test_a_run_without_a_checkpoint_is_one_line(
 
 
 def test_a_misspelt_run_and_a_folder_of_seeds(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("flash_sac-t1", "several/seed-3"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "recipe.json").write_bytes((run / "recipe.json").read_bytes())
-    seeds = tmp_path / "several"
-    assert "Did you mean flash_sac-t1?" in refusal(capsys, "play", str(tmp_path / "flash_sac-tl"))
+    monkeypatch.chdir(tmp_path)
+    seeds = Path("several")
+    for folder in (Path("runs/flash_sac-t1"), seeds / "seed-3"):
+        folder.mkdir(parents=True)
+        (folder / "recipe.json").write_bytes((run / "recipe.json").read_bytes())
+    for command in ("play", "evaluate"):
+        for wrong in ("runs/flash_sac-tl", "flash_sac-t1"):
+            assert "Did you mean runs/flash_sac-t1?" in refusal(capsys, command, wrong)
+    (seeds / "seed-3" / "recipe.json").write_text("a part that only --import knows")
     for command in ("play", "watch"):
         assert f"such as {seeds / 'seed-3'}." in refusal(capsys, command, str(seeds))
 

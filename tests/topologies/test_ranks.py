@@ -201,7 +201,7 @@ def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path) -> None:
         "resume", "run", "--total-vec-steps", "100", "--no-video", cwd=tmp_path
     )
     assert (code, other) == (0, 0), err
-    assert err.count("1 process made this checkpoint and 2 go on") == 1
+    assert err.count("made with 1 process and is resumed with 2") == 1
     assert out.count("finished; to continue") == 1
     loaded = checkpoint.load(tmp_path / "run", rank=1)
     assert loaded.step == 100

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fleetfoot import extras
 from fleetfoot.cli.form import parse
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,11 @@ def examine() -> list[Finding]:
     for check in checks:
         try:
             findings += check()
-        except ModuleNotFoundError:
-            # The check needs a package that is missing. `package` says which.
+        except (ImportError, OSError) as error:
+            # The check needs a package that is missing, and `package` says which; or one that is broken.
             if not any(finding.missing for finding in package()):
-                raise
+                fix = "pip install --force-reinstall torch, or the package that is named here"
+                findings.append(Finding(check.__name__, one_line(error), fix, needed=True))
     return findings
 
 

@@ -131,8 +131,11 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        with self._guarded():
-            self.stream.flush()
+        if (
+            not self.stream.closed
+        ):  # Python asks once more when this object ends, and since 3.13 tells of errors
+            with self._guarded():
+                self.stream.flush()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

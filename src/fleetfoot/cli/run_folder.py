@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetfoot.errors import UserError, nearest
+from fleetfoot.errors import UserError, nearest_run
 
 
 def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
@@ -20,8 +20,8 @@ def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
         raise UserError(f"which run? fleetfoot {command} RUN{_newest()}")
     folder = Path(args[0])
     if not folder.is_dir():
-        names = [path.name for path in folder.parent.glob("*/") if (path / "recipe.json").exists()]
-        raise UserError(f"there is no run folder {folder}.{nearest(folder.name, names)}")
+        near = nearest_run(folder, lambda path: os.path.isfile(path / "recipe.json"))
+        raise UserError(f"there is no run folder {folder}.{near}")
     return folder, args[1:]
 
 

@@ -93,6 +93,7 @@ def _(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> T
 @_project_shifted.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     z, lowest = args[3:]
+    _check_shared(in_dims[3])
     logits, base, slope = _in_front(info, in_dims, args, 3)
     shape = logits.shape  # [S, E, B, K]
     out = _project_shifted(_seeds_as_rows(logits), base.flatten(), slope.flatten(), z, lowest)
@@ -130,6 +131,7 @@ def _(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _(
     info: Any, in_dims: tuple[Any, ...], *args: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    _check_shared(in_dims[2])
     logits, target = _in_front(info, in_dims, args, 2)
     target = _seeds_as_rows(target) if target.dim() == 4 else target.flatten(0, 1)
     found = _cross_entropy(_seeds_as_rows(logits), target, args[2])
@@ -160,6 +162,11 @@ def _in_front(
         value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
         for value, dim in zip(args[:count], in_dims[:count], strict=True)
     ]
+
+
+def _check_shared(atoms: int | None) -> None:
+    if atoms is not None:  # the loss then runs uncompiled, as it is written above
+        raise NotImplementedError("seeds whose atoms differ cannot be rows of one computation")
 
 
 def _seeds_as_rows(value: Tensor) -> Tensor:

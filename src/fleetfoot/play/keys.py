@@ -19,7 +19,7 @@ KNOWN: dict[str, tuple[Keys, int | None]] = {
 }
 BUTTONS = {"UP": UP, "DOWN": DOWN, "LEFT": LEFT, "RIGHT": RIGHT, "FIRE": SPACE}
 # Where a game has no UP and no DOWN: the paddle of Pong goes up with RIGHT.
-UPRIGHT = {"UP": "RIGHT", "DOWN": "LEFT"}
+TURNED = {"UP": "RIGHT", "DOWN": "LEFT"}
 DIGITS = 10
 
 
@@ -36,8 +36,8 @@ def keys_of(name: str, count: int) -> tuple[Keys, int | None]:
 def pressed_action(buttons: Sequence[str], held: set[str]) -> int:
     """Of a console: the action that presses exactly these, or as many of them as any does."""
     wanted = {button for button, key in BUTTONS.items() if key in held}
-    if not any(button in name for name in buttons for button in UPRIGHT):
-        wanted = {UPRIGHT.get(button, button) for button in wanted}
+    if not wanted & {"LEFT", "RIGHT"} and not any(b in name for name in buttons for b in TURNED):
+        wanted = {TURNED.get(button, button) for button in wanted}
 
     def score(name: str) -> tuple[int, int]:
         pressed = {button for button in BUTTONS if button in name}

@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 
 from fleetfoot import deploy
-from fleetfoot.envs.render import View, camera_of
+from fleetfoot.envs.render import camera_of
 from fleetfoot.envs.robot import Robot
 from fleetfoot.errors import UserError, one_line
 from fleetfoot.play.simulation import Simulation
@@ -61,6 +61,7 @@ class NativeSession:
         self.model = robot.pictured()
         self.data = mujoco.MjData(self.model)
         self._show()
+        camera = camera_of(self.model, robot.view)
         try:
             self.window: Any = viewer.launch_passive(
                 self.model,
@@ -71,7 +72,7 @@ class NativeSession:
             )
         except Exception as error:  # GLFW raises many kinds
             raise UserError(f"MuJoCo's viewer cannot start here: {one_line(error)}.") from None
-        self._follow(robot.view)
+        self._look_through(camera)
         self.simulation.start()
 
     def run(self) -> None:
@@ -89,11 +90,11 @@ class NativeSession:
             self.data.qvel[:] = self.simulation.robot.data.qvel
         mujoco.mj_forward(self.model, self.data)
 
-    def _follow(self, view: View) -> None:
-        wanted = camera_of(self.model, view)
+    def _look_through(self, camera: mujoco.MjvCamera) -> None:
+        names = ("type", "fixedcamid", "trackbodyid", "lookat", "distance", "azimuth", "elevation")
         with self.window.lock():
-            for name in ("type", "fixedcamid", "trackbodyid", "distance", "azimuth", "elevation"):
-                setattr(self.window.cam, name, getattr(wanted, name))
+            for name in names:
+                setattr(self.window.cam, name, getattr(camera, name))
 
     def _pull(self) -> None:
         """By the mouse, as the viewer has it: a body is chosen by a double click."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from fleetfoot import deploy
 from fleetfoot.api import Which
 from fleetfoot.envs.robot import Robot
 from fleetfoot.envs.vec_env import EnvConfig
-from fleetfoot.errors import UserError, nearest
+from fleetfoot.errors import UserError, nearest_run
 from fleetfoot.play import robot
 from fleetfoot.recipe import Recipe
-from fleetfoot.run.folder import from_stored, is_run, read_recipe, run_of, seed_folders
+from fleetfoot.run.folder import from_stored, is_run, read_recipe, run_of, seeds_inside
 
 # A Booster T1 that follows a joystick. `python -m benchmarks.shipped_policy RUN` makes another one.
 SHIPPED = Path(__file__).parent / "shipped"
@@ -103,13 +104,12 @@ def _exported(place: Path, which: Which, scratch: Path) -> Path:
 
 
 def _nothing_at(place: Path) -> UserError:
-    if seeds := seed_folders(place):
+    if seeds := seeds_inside(place):
         return UserError(f"{place} holds the runs of several seeds; play one, such as {seeds[0]}.")
     if place.exists():
         what, near = "is no run and no exported policy", ""
     else:
-        beside = [path.name for path in place.parent.glob("*") if _can_be_played(path)]
-        what, near = "does not exist", nearest(place.name, beside)
+        what, near = "does not exist", nearest_run(place, _can_be_played)
     usage = (
         " Give a run, an exported folder or a policy.onnx, or nothing for the policy that ships with the "
         "package."
@@ -118,7 +118,7 @@ def _nothing_at(place: Path) -> UserError:
 
 
 def _can_be_played(path: Path) -> bool:
-    return is_run(path) or (path / "policy.onnx").is_file()
+    return is_run(path) or os.path.isfile(path / "policy.onnx")
 
 
 def _name(place: Path, policy: deploy.Policy, taken: dict[str, deploy.Policy]) -> str:

@@ -25,7 +25,7 @@ from fleetfoot import deploy
 from fleetfoot.errors import UserError
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
-from fleetfoot.run.folder import has_checkpoint, is_run, seed_folders
+from fleetfoot.run.folder import has_checkpoint, is_run, read_recipe
 
 LOOK = 2.0  # seconds between two looks at the run
 MOST_SKIPPED = 31  # looks
@@ -42,9 +42,7 @@ class Watcher:
 
     def __init__(self, folder: Path, imports: Sequence[str] = ()) -> None:
         if not is_run(folder):
-            seeds = seed_folders(folder)
-            inside = f"; it holds the runs of several seeds, such as {seeds[0]}" if seeds else ""
-            raise UserError(f"{folder} is not a run folder: it has no recipe.json{inside}.")
+            read_recipe(folder)  # says what it is instead
         self.folder, self.imports = folder, list(imports)
         self.told: Callable[[deploy.Policy], None] = lambda policy: None
         self.step: int | None = None  # vec steps of the policy that is shown

@@ -111,12 +111,12 @@ def may_change(path: str) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / "recipe.json").is_file()
+    return os.path.isfile(folder / "recipe.json")  # False also where one may not look
 
 
 def seed_folders(folder: Path | str) -> list[Path]:
     """The runs of several seeds, in the order of their seeds; none in the folder of a single run."""
-    return sorted(_inside(folder), key=lambda path: read_recipe(path).seed)
+    return sorted(seeds_inside(folder), key=lambda path: read_recipe(path).seed)
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -132,7 +132,7 @@ def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
     path = run_of(folder) / "recipe.json"
     if not os.path.lexists(path):
-        seeds = _inside(folder)
+        seeds = seeds_inside(folder)
         inside = f"; it holds the runs of several seeds, such as {seeds[0]}" if seeds else ""
         raise UserError(f"{folder} is not a run folder: it has no recipe.json{inside}.")
     return from_stored(read_stored(path, "recipe"), path)
@@ -165,7 +165,8 @@ def check_sealed(folder: Path | str, recipe: Recipe, which: Which = "last") -> N
             )
 
 
-def _inside(folder: Path | str) -> list[Path]:
+def seeds_inside(folder: Path | str) -> list[Path]:
+    """The same by name, without a look into them."""
     return sorted(path for path in Path(folder).glob("seed-*") if is_run(path))
 
 
