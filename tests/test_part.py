@@ -132,7 +132,7 @@ def spec() -> EnvSpec:
         ({"num_critics": 0}, "critics"),
         ({"policy_every": 0}, "policy_every"),
         ({"tau": 2.0}, "tau"),
-        ({"normalize_reward": True}, "0 must lie inside"),
+        ({"normalize_reward": True}, "must contain 0"),
         ({"critic_optim": AdamWConfig(lr=-1.0)}, "learning rates"),
     ],
 )

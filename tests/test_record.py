@@ -133,7 +133,7 @@ def test_strip_takes_the_first_the_last_and_even_steps_between(tmp_path: Path) -
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_a_film_of_nothing_is_refused(seconds: float) -> None:
     env = TensorConfig(task="pendulum").build(1, 0, torch.device("cpu"))
-    with pytest.raises(UserError, match="shows nothing"):
+    with pytest.raises(UserError, match="is empty"):
         next(record.film(Push(), env, seconds))
     with pytest.raises(UserError, match="at least one frame"):
         record.write_film([], 20, Path("never.mp4"))

@@ -196,7 +196,7 @@ def _check_restart(folder: Path, restart: bool, delete_checkpoints: bool) -> Non
     if whole is not None and not (restart and delete_checkpoints):
         delete = "; --restart deletes it only together with --delete-checkpoints" if restart else ""
         raise UserError(
-            f"{folder} has no last.json, but {whole} is whole: fleetfoot resume {whole} goes on from it{delete}."
+            f"{folder} has no last.json, but {whole} is complete: fleetfoot resume {whole} continues from it{delete}."
         )
     if not restart:
         raise UserError(
@@ -238,9 +238,9 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
     before = loaded.state.get("world", 1)
     if ranks.first and before != ranks.world:
         print(
-            f"fleetfoot: {before} process{'es' * (before > 1)} made this checkpoint and {ranks.world} "
-            f"go{'es' * (ranks.world == 1)} on: weights, optimisers, statistics and counters continue, "
-            "episodes and replay begin anew.",
+            f"fleetfoot: this checkpoint was made with {before} process{'es' * (before > 1)} and is resumed with "
+            f"{ranks.world}: weights, optimisers, statistics and counters continue, "
+            "episodes and replay start from scratch.",
             file=sys.stderr,
         )
     return loaded.state
@@ -331,7 +331,7 @@ def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: s
     try:
         check_finite(policy)
     except UserError as error:
-        raise UserError(f"the policy of {loaded.folder} is of no use: {error}.") from None
+        raise UserError(f"the policy of {loaded.folder} cannot be used: {error}.") from None
     return agent.policy.eval()
 
 

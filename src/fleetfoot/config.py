@@ -146,7 +146,7 @@ def from_json(tree: Any) -> Any:
         name = str(tree["part"])
         if name not in PARTS:
             raise UserError(
-                f"this recipe holds a part named {name!r} that is not loaded. If it is your own, import the module "
+                f"this recipe has a part named {name!r} that is not loaded. If it is your own, import the module "
                 f"that defines it first (command line: --import MODULE).{nearest(name, PARTS)}"
             )
         cls = PARTS[name]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 # What pip cannot know of an extra.
-ADVICE = {"mjlab": "in a Python environment of its own, see docs/environments/mjlab.md"}
+ADVICE = {"mjlab": "in a separate Python environment, see docs/environments/mjlab.md"}
 
 
 def names() -> list[str]:

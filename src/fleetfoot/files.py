@@ -35,7 +35,7 @@ def open_plain(path: Path, *, most: int) -> BinaryIO:
     size = os.fstat(file.fileno()).st_size
     if size > most:
         file.close()
-        raise UserError(f"{path} has {size:,} bytes, which is more than such a file can have")
+        raise UserError(f"{path} has {size:,} bytes, which is more than such a file may have")
     return file
 
 

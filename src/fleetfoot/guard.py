@@ -156,7 +156,7 @@ class Watch:
             print(f"fleetfoot: {line}.", file=sys.stderr, flush=True)
             return
         with contextlib.suppress(OSError):
-            print(f"fleetfoot: {line}; resume goes on from the last checkpoint.", file=sys.stderr)
+            print(f"fleetfoot: {line}; resume continues from the last checkpoint.", file=sys.stderr)
             sys.stderr.flush()
         os._exit(call.code)
 

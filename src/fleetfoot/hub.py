@@ -160,15 +160,13 @@ def chosen(repo: str, siblings: list[Any]) -> list[str]:
     """The names of the files to download. UserError where they are no run, or too much."""
     names = [one.rfilename for one in siblings if WANTED.fullmatch(one.rfilename)]
     if "recipe.json" not in names or "checkpoints/best.json" not in names:
-        raise UserError(
-            f"{repo} holds no run of fleetfoot: it has no recipe.json with a checkpoint."
-        )
+        raise UserError(f"{repo} has no fleetfoot run: there is no recipe.json with a checkpoint.")
     sizes = [one.size for one in siblings if one.rfilename in names]
     if any(type(size) is not int or size < 0 for size in sizes):
         raise UserError(f"{repo} does not say how large its files are.")
     if sum(sizes) > MOST_BYTES or len(names) > MOST_FILES:
         raise UserError(
-            f"{repo} has {len(names):,} files of {sum(sizes):,} bytes, which is more than a run can have."
+            f"{repo} has {len(names):,} files of {sum(sizes):,} bytes, which is more than a run may have."
         )
     return names
 
@@ -202,7 +200,7 @@ def in_the_making(place: Path) -> Iterator[Path]:
 
 def check_name(repo: str) -> None:
     if not REPO.fullmatch(repo):
-        raise UserError(f"{repo!r} is no repository; write USER/NAME, as in lab/walker.")
+        raise UserError(f"{repo!r} is not a repository name; write USER/NAME, as in lab/walker.")
 
 
 def endpoint() -> str | None:

@@ -43,14 +43,14 @@ class OptimConfig(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scheduled(ABC):
-    """What all optimisers share: a learning rate, perhaps a schedule, perhaps clipping."""
+    """What all optimisers share: a learning rate, an optional schedule, optional clipping."""
 
     lr: float
     """Learning rate."""
     lr_end: float | None = None
-    """From `lr` to this over the whole run; None: constant."""
+    """Final learning rate; None: constant."""
     schedule: Literal["cosine", "linear"] = "cosine"
-    """The way there: half a cosine, or a straight line."""
+    """How the learning rate gets there: half a cosine, or a straight line."""
     max_grad_norm: float | None = None
     """Clip the gradient to this norm."""
 
@@ -62,7 +62,7 @@ class _Scheduled(ABC):
         """UserError for settings that cannot work."""
         if not (self.lr > 0 and (self.lr_end is None or self.lr_end >= 0)):
             raise UserError(
-                f"learning rates start above 0 and end at 0 or above, not at {self.lr} and {self.lr_end}."
+                f"learning rates must start above 0 and end at 0 or above, not at {self.lr} and {self.lr_end}."
             )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise UserError(f"max_grad_norm must be above 0, not {self.max_grad_norm}.")
@@ -82,7 +82,7 @@ class _Adam(_Scheduled):
     beta2: float = 0.999
     """Decay of the running mean of squared gradients."""
     eps: float = 1e-8
-    """Added to the root of that mean, in the divisor."""
+    """Added to the root of that mean in the denominator."""
 
     def check(self) -> None:
         super().check()
@@ -104,9 +104,9 @@ class AdamWConfig(_Adam):
     lr: float = 3e-4
     """Learning rate."""
     lr_end: float = 3e-4
-    """Half a cosine from `lr` to this over the whole run."""
+    """Final learning rate, reached by half a cosine over the whole run."""
     weight_decay: float = 0.1
-    """Each step subtracts lr * weight_decay of every weight."""
+    """Each step shrinks every weight by the fraction lr * weight_decay."""
 
     def check(self) -> None:
         super().check()
@@ -149,9 +149,9 @@ class RMSPropConfig(_Scheduled):
     decay: float = 0.95
     """Decay of the running means of the gradient and of its square."""
     eps: float = 1.5e-7
-    """Keeps the divisor away from zero."""
+    """Keeps the denominator away from zero."""
     eps_inside: bool = True
-    """Add eps to the variance, as the published systems do; False: to its root, as torch does."""
+    """Add eps to the variance, as in the published systems; False: to its root, as in torch."""
     centred: bool = True
     """False: divide by the root of the mean square."""
 
@@ -178,7 +178,7 @@ class AdaGradConfig(_Scheduled):
     lr: float = 1e-2
     """Learning rate."""
     eps: float = 1e-10
-    """Added to the root, in the divisor."""
+    """Added to the root in the denominator."""
 
     def optimizer(self, parameters: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
         return RootScaled(parameters, lr, decay=None, centred=False, eps=self.eps, eps_inside=False)

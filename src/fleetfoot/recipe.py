@@ -76,16 +76,16 @@ class Seeds(NamedTuple):
 
 @part
 class Recipe:
-    """Everything about a run. Recipes with equal values give equal weights on CPU."""
+    """Everything about a run. Recipes with equal values give equal weights on a CPU."""
 
     name: str
-    """The recipe's name; the run folder is called after it."""
+    """The recipe's name; the run folder is named after it."""
     env: EnvConfig
     agent: AgentConfig
     explorer: ExplorerConfig
     replay: ReplayConfig | RolloutConfig
     pace: PaceConfig = PaceConfig()
-    """With a RolloutConfig it follows from that: one update per rollout."""
+    """With a RolloutConfig this is fixed: one update per rollout."""
     topology: TopologyConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
@@ -94,7 +94,7 @@ class Recipe:
     num_envs: int
     """Environments stepped together (N)."""
     batch_size: int = 0
-    """Rows of one update (B), drawn from all environments. With a RolloutConfig: all rows of the rollout."""
+    """Rows per update (B), sampled from all environments. With a RolloutConfig: all rows of the rollout."""
     total_vec_steps: int
     """Length of the run in steps of all environments together."""
     gamma: float = 0.99
@@ -103,15 +103,17 @@ class Recipe:
     device: str = "auto"
     """auto, cpu, cuda or cuda:K."""
     precision: Precision = "float32"
-    """tf32: matrix products with 10 bits of fraction on a GPU that can (on a CPU the same as float32); bf16: with 7,
-    under autocast, master weights in float32. Convolutions on a GPU use tf32 in any case."""
+    """Precision of matrix products. tf32: TF32 on a GPU that supports it (on a CPU the same as float32);
+    bf16: bfloat16 under autocast, with master weights in float32. Convolutions on a GPU use TF32 in
+    any case."""
     execution: Mode = "auto"
     """How updates are executed. eager: as written; compiled: losses through torch.compile (on a CPU this needs a C++
     compiler); captured: compiled, and then CUDA graphs; auto: captured on a GPU, eager on a CPU."""
     threads: int = 0
-    """CPU threads of torch; 0: as many as there are usable cores."""
+    """CPU threads of torch; 0: all available cores."""
     env_timeout: float = 600.0
-    """Seconds that one reset or step of all environments may take. After that they hang, and the run ends."""
+    """Seconds that one reset or step of all environments may take. After that they count as hung, and the run
+    ends."""
 
     def __post_init__(self) -> None:
         if isinstance(self.replay, RolloutConfig):
@@ -191,7 +193,7 @@ class Recipe:
             )
         if late and not on_policy:
             raise UserError(
-                f"{agent} learns from actions as executed, and FromPolicyConfig stores them as drawn: use --explorer "
+                f"{agent} learns from executed actions, but FromPolicyConfig stores them as drawn: use --explorer "
                 "AsSampledConfig, or another one."
             )
         if on_policy and not getattr(self.topology, "on_policy", False):

@@ -57,7 +57,7 @@ def frame_rate(spec: EnvSpec) -> float:
 def film(policy: nn.Module, env: VecEnv, seconds: float) -> Iterator[Frame]:
     """Frames of environment 0, for `seconds` of simulated time after a reset, across the ends of episodes."""
     if not seconds > 0:
-        raise UserError(f"a film of {seconds} seconds shows nothing; give more than 0.")
+        raise UserError(f"a video of {seconds} seconds is empty; give more than 0.")
     skip = steps_per_frame(env.spec)
     obs = env.reset()
     for step in range(math.ceil(seconds / env.spec.step_seconds)):
@@ -92,7 +92,7 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                     _start(writer)
                 writer.send(picture)
             if writer is None:
-                raise UserError("a film needs at least one frame.")
+                raise UserError("a video needs at least one frame.")
         finally:
             if writer is not None:
                 writer.close()

@@ -170,7 +170,7 @@ def test_a_new_part_may_need_values() -> None:
 def test_only_parts_that_fit_are_accepted() -> None:
     # A brake has other methods than wheels; a cart could not roll on it.
     assert "FormSquare" in refusal("--wheels", "FormSqare")
-    assert refusal("--wheels", "FormSqare").endswith("One of your own needs --import MODULE.")
+    assert refusal("--wheels", "FormSqare").endswith("Your own parts need --import MODULE.")
     assert "needs the name of a part" in refusal("--wheels", "FormDrum")
     assert "not 'FormDrum' (it has no " in refusal("--wheels", "FormDrum")
     assert refusal("--axle", "FormSlip").endswith("it can be FormRound, FormSquare.")
@@ -194,7 +194,7 @@ def test_only_parts_that_fit_are_accepted() -> None:
         (["--load-kg"], "--load-kg"),
         (["--wheels.spokes"], "--wheels.spokes needs at least one value; for an empty list write"),
         (["--wheels.spokes", "--load-kg", "3"], "--wheels.spokes needs at least one value"),
-        (["stray"], "did not expect 'stray'"),
+        (["stray"], "unexpected argument 'stray'"),
         (["--wheels.radius", "0"], "wheels.radius is 0.0; give more than 0."),
         (["--name", "other"], "there is no option --name"),
     ],

@@ -60,7 +60,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", TINY, "--evaluation.every-vec-steps", "-5"], "must be at least 0, not -5"),
         (
             ["train", TINY, "--replay.capacity", "9", "--replay.capacity-gib=1"],
-            "--replay.capacity and --replay.capacity-gib state the same thing",
+            "--replay.capacity and --replay.capacity-gib set the same thing",
         ),
         (["train", TINY, "--env.task", "pendulun"], "pendulum"),
         (["train", "fast_td3/halfcheetah", "--env.task", "Walker3d-v5"], "Walker2d-v5"),

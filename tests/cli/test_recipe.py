@@ -72,7 +72,9 @@ def test_help_lists_what_can_stand_in_each_place(capsys: Capsys) -> None:
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
     # Other tests of this process may have brought parts of their own.
-    places = [set(names.split(", ")) for names in re.findall(r"In its place: ([\w, ]+)\.", text)]
+    places = [
+        set(names.split(", ")) for names in re.findall(r"Can be replaced by: ([\w, ]+)\.", text)
+    ]
     topologies = {"ActorLearnerConfig", "ParameterServerConfig", "SplitLearnersConfig"}
     assert [place for place in places if place >= topologies]
     assert [place for place in places if "RolloutConfig" in place]

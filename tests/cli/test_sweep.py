@@ -141,7 +141,7 @@ def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:
             "--trials must",
         ),
         (["sweep", RECIPE, "--over", "gamma=1", "--folder", "other"], "was not made by"),
-        (["sweep", RECIPE, "--over", "gamma=1", "--folder", "full"], "exists and is no study"),
+        (["sweep", RECIPE, "--over", "gamma=1", "--folder", "full"], "exists and is not a study"),
         (["sweep", "nothing/here", "--over", "gamma=1", "--folder", "new"], "there is no recipe"),
         (["sweep", "--folder", "damaged"], "cannot be read"),
         (

@@ -59,7 +59,7 @@ def test_pictures_json_and_a_table_at_the_end(
         (["empty"], "no folder there has a recipe.json"),
         (["runs", "--by", "agent.tua"], "agent.tau"),
         (["runs", "--baseline", "br/x"], "bro/x"),
-        (["runs", "--low", "3"], "--low and --high come together"),
+        (["runs", "--low", "3"], "--low and --high must be given together"),
         (["runs", "--low", "3", "--high", "3"], "must be below high"),
         (["runs", "--ranges", "empty"], "must hold ranges as JSON"),
         (["runs", "--metric", "success"], "without a success rate"),

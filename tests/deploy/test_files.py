@@ -155,10 +155,10 @@ def weights(proto: Any) -> None:
 WRONG: dict[str, tuple[str, Callable[[Path, Package], object]]] = {
     "no folder": ("No such file", lambda folder, made: (folder / "policy.onnx").unlink()),
     "no json": ("No such file", lambda folder, made: (folder / "policy.json").unlink()),
-    "empty": ("no ONNX file", lambda folder, made: (folder / "policy.onnx").write_bytes(b"")),
-    "text": ("no ONNX file", lambda folder, made: (folder / "policy.onnx").write_text("hello")),
+    "empty": ("not an ONNX file", lambda folder, made: (folder / "policy.onnx").write_bytes(b"")),
+    "text": ("not an ONNX file", lambda folder, made: (folder / "policy.onnx").write_text("hello")),
     "cut": (
-        "no ONNX file|corrupt",
+        "not an ONNX file|corrupt",
         lambda folder, made: (folder / "policy.onnx").write_bytes(made.files["policy.onnx"][:-9]),
     ),
     "deep json": (
@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[str, Callable[[Path, Package], object]]] = {
     "custom operator": ("custom operator.*'evil'", model(custom)),
     "loop": ("an operator 'Loop', which is refused", model(loop)),
     "external data": ("keeps weights in another file", model(outside)),
-    "functions": ("functions of its own", model(lambda p: p.functions.add(name="f"))),
+    "functions": ("defines its own functions", model(lambda p: p.functions.add(name="f"))),
     "sparse": ("sparse tensors", model(lambda p: p.graph.sparse_initializer.add())),
     "random": (
         "'RandomNormal', which is refused",
@@ -222,7 +222,7 @@ def test_sizes_are_looked_at_before_memory_is_taken(folder: Path) -> None:
     for name, limit in (("policy.json", about.JSON_BYTES), ("policy.onnx", about.MODEL_BYTES)):
         with (folder / name).open("r+b") as file:
             file.truncate(limit + 1)
-        refused(folder, f"{name} has .* bytes, which is more than such a file can have")
+        refused(folder, f"{name} has .* bytes, which is more than such a file may have")
 
 
 def test_links_and_pipes_are_not_opened(folder: Path, tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_a_failing_picture_leaves_the_environments_alive(asynchronous: bool) -> 
     env = counter(2, asynchronous, picture="bad")
     try:
         env.reset()
-        with pytest.raises(UserError, match="cannot be drawn here: RuntimeError: no screen"):
+        with pytest.raises(UserError, match="cannot be rendered here: RuntimeError: no screen"):
             env.render()
         assert env.step(torch.zeros(2, 1)).next_obs.actor[:, 0].tolist() == [1, 1]
     finally:

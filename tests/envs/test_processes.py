@@ -246,7 +246,7 @@ def test_mistakes() -> None:
         ProcessEnv("x", "CartPole-v1", {}, 1, 1, 0, CPU)
     env = fake(1)
     env.reset()
-    with pytest.raises(UserError, match="cannot be drawn here"):
+    with pytest.raises(UserError, match="cannot be rendered here"):
         env.render()
     env.reset()  # goes on
     env.close()

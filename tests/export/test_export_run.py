@@ -116,7 +116,7 @@ def test_a_run_without_a_stored_description_asks_its_environment(go1: Path, tmp_
     assert len(deploy.load(export_run(old).folder).about.joints) == 12
     assert export_run(old, draw=True).missing
     write_spec(old, replace(spec, description={"joints": [{"name": "leg"}]}))
-    with pytest.raises(UserError, match=r"describes itself in another form .*action_offset"):
+    with pytest.raises(UserError, match=r"has a description that does not follow .*action_offset"):
         export_run(old, draw=True)
 
 

@@ -31,9 +31,9 @@ def test_adjusters_keep_to_their_ends() -> None:
             free.get_parameter("raw").fill_(raw)
         assert squashed().log().item() == pytest.approx(wanted)
         assert free() >= -1.0
-    with pytest.raises(UserError, match="starts between"):
+    with pytest.raises(UserError, match="must start between"):
         SquashedConfig(start=0.0).build()
-    with pytest.raises(UserError, match="starts above 0"):
+    with pytest.raises(UserError, match="must start above 0"):
         ExpConfig(start=-1.0).build(offset=2.0)
 
 

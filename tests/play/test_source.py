@@ -73,7 +73,7 @@ def test_wrong_input_is_one_line(
     said = {
         "does not exist": ["play", str(tmp_path / "nothing")],
         "no run and no exported policy": ["play", str(empty)],
-        "no ONNX file": ["play", str(text)],
+        "not an ONNX file": ["play", str(text)],
         "no screen": ["play", "--viewer", "native"],
         "no model": ["play", "--model", "nothing.xml"],
         "--port must be": ["play", "--port", "70000"],

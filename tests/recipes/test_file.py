@@ -79,8 +79,8 @@ agent:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[1, 2]", "holds no recipe"),
-        ("", "holds no recipe"),
+        ("[1, 2]", "is not a recipe"),
+        ("", "is not a recipe"),
         ("num_envs: 3", "does not state name"),
         ("recipe: fast_td3/pendulumm", "Did you mean fast_td3/pendulum"),
         ("recipe: os:abort", "must be the name of a recipe of this library"),
@@ -90,7 +90,7 @@ agent:
         (f"recipe: {PENDULUM}\nagent: {{tua: 3}}", "Did you mean tau"),
         (f"recipe: {PENDULUM}\nagent: FastTD4Config", "agent cannot be 'FastTD4Config'"),
         (f"recipe: {PENDULUM}\nagent: {{part: FastTD4Config}}", "not loaded"),
-        (f"recipe: {PENDULUM}\nnum_envs: 3\nnum_envs: 4", "'num_envs' stands there twice"),
+        (f"recipe: {PENDULUM}\nnum_envs: 3\nnum_envs: 4", "'num_envs' is given twice"),
         (f"recipe: {PENDULUM}\nseed: !!python/object/apply:os.getpid []", "cannot be read as YAML"),
         (f"recipe: {PENDULUM}\nseed: !!binary aaaa", "cannot be read as YAML"),
         (f"recipe: {PENDULUM}\nlog: &a {{}}\nreplay: *a", "it has an alias"),
@@ -107,7 +107,7 @@ def test_mistakes_get_one_line(text: str, says: str, tmp_path: Path) -> None:
 
 def test_files_of_json_are_checked_as_well(tmp_path: Path) -> None:
     assert "cannot be read as JSON" in refused(written(tmp_path, "{", "r.json"))
-    assert "stands there twice" in refused(written(tmp_path, '{"a": 1, "a": 2}', "r.json"))
+    assert "is given twice" in refused(written(tmp_path, '{"a": 1, "a": 2}', "r.json"))
     write_recipe(tmp_path, tiny())
     path = tmp_path / "recipe.json"
     path.write_text(path.read_text().replace('"num_envs": 2', '"num_envs": 3'))

@@ -190,7 +190,7 @@ def test_films_that_are_too_large_or_links_are_left_out(
     assert facts.read_facts(folder).films == []
     monkeypatch.setattr(facts, "MOST_FILM", 100)
     tree = made(tmp_path / "other")
-    assert "more than such a file can have" in tree.text
+    assert "more than such a file may have" in tree.text
     monkeypatch.undo()
     monkeypatch.setattr(page, "MOST_FILMS", 100)
     assert "the films have more than" in made(tmp_path / "other").text
@@ -335,7 +335,7 @@ def test_report_writes_one_file(
         (["good", "--films", "-1"], "--films must be at least 0"),
         (["good", "--by", "agent.tua"], "agent.tau"),
         (["good", "--baseline", "a/y"], "there is no group 'a/y'. Did you mean a/x?"),
-        (["good", "--low", "1"], "--low and --high come together"),
+        (["good", "--low", "1"], "--low and --high must be given together"),
         (["good", "--reps", "3"], "--reps must be at least 100"),
         (["torn"], "recipe.json cannot be read"),
         (["good", "--titel", "x"], "--title"),

@@ -170,7 +170,7 @@ def test_new_runs_can_follow_the_laws(fitted: Path) -> None:
         (["fit"], "which study?"),
         (["fit", "tablee.csv"], "Did you mean table.csv"),
         (["fit", "empty"], "empty is empty: there is no run in it"),
-        (["fit", "text.csv"], "no table of a study: it has no column task"),
+        (["fit", "text.csv"], "not a table of a study: it has no column task"),
         (["fit", "none.csv"], "it holds no evaluation"),
         (["fit", "torn.csv"], "torn.csv cannot be read"),
         (
@@ -182,7 +182,7 @@ def test_new_runs_can_follow_the_laws(fitted: Path) -> None:
             ["fit", "table.csv", *RANGE, "--thresholds", "1500"],
             "no configuration reached a threshold",
         ),
-        (["fit", "table.csv", "--low", "3"], "--low and --high come together"),
+        (["fit", "table.csv", "--low", "3"], "--low and --high must be given together"),
         (["fit", "table.csv", "--ranges", "empty"], "must hold ranges as JSON"),
         (["suggest"], "which study?"),
         (
@@ -198,7 +198,7 @@ def test_new_runs_can_follow_the_laws(fitted: Path) -> None:
         (["run", "sac/pendulm", "--folder", "new"], "Did you mean sac/pendulum"),
         (
             ["run", "sac/pendulum", "--utd", "1", "--folder", "empty/../table.csv"],
-            "exists and is no study",
+            "exists and is not a study",
         ),
         (
             ["run", "sac/pendulum", "--utd", "1", "--seeds", "1", "--folder", "new"],
@@ -206,7 +206,7 @@ def test_new_runs_can_follow_the_laws(fitted: Path) -> None:
         ),
         (
             ["run", "sac/pendulum", "--utd", "1", "--updates", "1", "--folder", "new"],
-            "state the same thing",
+            "set the same thing",
         ),
         (
             ["run", "sac/pendulum", "fast_td3/pendulum", "--utd", "1", "--folder", "new"],
@@ -255,7 +255,7 @@ def test_too_small_a_budget_is_refused(fitted: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"gamma": 0.5}, "sac/pendulum differ in gamma (0.99 and 0.5), which is no axis"),
+        ({"gamma": 0.5}, "sac/pendulum differ in gamma (0.99 and 0.5), which is not an axis"),
         ({"num_envs": 4}, "differ in num_envs (8 and 4)"),
         (
             {"agent": recipes.get("fast_td3/pendulum").agent},

@@ -167,7 +167,7 @@ def test_what_no_search_wrote_is_refused() -> None:
     search = searching(Path("s"), trials=2)
     finished(search)
     study: Study = search.study
-    with pytest.raises(UserError, match="no trial of this search"):
+    with pytest.raises(UserError, match="not a trial of this search"):
         searching(Path("s"), over=["batch_size=1..2"])
     for trials in (
         {"trial-000": ["odd", 1]},

@@ -41,7 +41,7 @@ def test_names_are_folders_and_differ() -> None:
         (["tau=1,1"], "a value twice"),
         (["tau=1", "tau=2"], "is given twice"),
         (["seed=1,2"], "--seeds is for that"),
-        (["tau=a..b"], "no range of numbers"),
+        (["tau=a..b"], "not a range of numbers"),
         (["tau=2..1"], "to a larger one"),
         (["tau=0..1:log"], "from a number above 0"),
         (["tau=0..1"], "--search optuna"),

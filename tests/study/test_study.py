@@ -91,9 +91,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "s", seeds=3, a=20)
     with pytest.raises(UserError, match="--seeds must be at least 1"):
         make(tmp_path / "t", seeds=0, a=20)
-    with pytest.raises(UserError, match="is no study"):
+    with pytest.raises(UserError, match="is not a study"):
         read_study(tmp_path)
-    with pytest.raises(UserError, match="exists and is no study"):
+    with pytest.raises(UserError, match="exists and is not a study"):
         make(tmp_path, a=20)
     for text, says in (
         ("{", "cannot be read"),
@@ -429,7 +429,7 @@ def test_a_run_that_joins_a_cluster_is_refused(tmp_path: Path) -> None:
     recipe = recipes.get("apex_dqn/cartpole")
     topology: Any = recipe.topology
     joined = replace(recipe, topology=replace(topology, ray=replace(topology.ray, address="auto")))
-    with pytest.raises(UserError, match="joins no Ray cluster"):
+    with pytest.raises(UserError, match="cannot join a Ray cluster"):
         open_study(tmp_path, {"a": joined}, 1)
 
 

@@ -177,7 +177,7 @@ def test_a_run_of_two_ranks_goes_on_in_one_process(
     before = checkpoint.load(folder).state
     warmup = ranks_worker.recipe().pace.warmup_vec_steps
     result = resume(folder, total_vec_steps=TOTAL + warmup)
-    assert capfd.readouterr().err.count("2 processes made this checkpoint and 1 goes on") == 1
+    assert capfd.readouterr().err.count("made with 2 processes and is resumed with 1") == 1
     after = checkpoint.load(folder).state
     assert result.counters.updates == before["updates"]
     assert "world" not in after
@@ -201,7 +201,7 @@ def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path) -> None:
         "resume", "run", "--total-vec-steps", "100", "--no-video", cwd=tmp_path
     )
     assert (code, other) == (0, 0), err
-    assert err.count("1 process made this checkpoint and 2 go on") == 1
+    assert err.count("made with 1 process and is resumed with 2") == 1
     assert out.count("finished; to continue") == 1
     loaded = checkpoint.load(tmp_path / "run", rank=1)
     assert loaded.step == 100

@@ -394,7 +394,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         api.resume_seeds(first)
     for own in (first, second):
         (own / "checkpoints" / "last.json").unlink()
-    with pytest.raises(UserError, match="000000014 is whole"):
+    with pytest.raises(UserError, match="000000014 is complete"):
         api.resume_seeds(folder, restart=True)
     for own in (first, second):
         shutil.rmtree(own / "checkpoints")

@@ -256,7 +256,7 @@ def test_seeds_that_are_apart_go_on_in_turn(
 def test_what_is_wrong_leaves_no_folder_and_no_torchrun_is_needed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for place, stays in ((tmp_path / "new", False), (tmp_path / "mine", True)):
-        with pytest.raises(UserError, match="samples by itself"):
+        with pytest.raises(UserError, match="samples its own actions"):
             api.train_seeds(tiny("sac/pendulum", explorer=NoiseLadderConfig()), 2, place)
         assert place.exists() == stays
     assert list((tmp_path / "mine").iterdir()) == []

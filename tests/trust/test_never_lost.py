@@ -21,7 +21,7 @@ from support.forked import Child, command, preload, start
 
 def test_without_last_json_the_whole_checkpoint_is_named(run: Path) -> None:
     (run / "checkpoints" / "last.json").unlink()
-    with pytest.raises(UserError, match=r"has no last.json, but .*000000020 is whole"):
+    with pytest.raises(UserError, match=r"has no last.json, but .*000000020 is complete"):
         api.resume(run, total_vec_steps=25)
     assert api.resume(run / "checkpoints" / "000000020", total_vec_steps=25).finished
     assert checkpoint.load(run).step == 25

@@ -96,7 +96,7 @@ def test_a_dead_server_of_ray_ends_in_one_line(server: str, recipe: str, runs: l
     code, err = run.end()
     assert code == 2
     assert err.count("\n") == 0
-    assert f"fleetfoot resume {run.folder} goes on from it" in err
+    assert f"fleetfoot resume {run.folder} continues from it" in err
     assert checkpoint.load(run.folder).step >= 50
     assert not list(run.temporary.rglob("*.log"))  # the files of Ray are gone
 

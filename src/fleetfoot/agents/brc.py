@@ -57,7 +57,7 @@ NETWORKS = ("policy", "critic", "critic_target")
 
 @part
 class BRCConfig:
-    """BRC: wide distributional critics for many tasks, with task vectors and rewards scaled per task."""
+    """BRC: wide distributional critics for many tasks, with task embeddings and rewards scaled per task."""
 
     v_max: float = 10.0
     """The atoms reach from -v_max to v_max."""
@@ -66,9 +66,9 @@ class BRCConfig:
     num_critics: int = 2
     """Critic heads (E), batched as one network."""
     tau: float = 0.005
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     alpha: float = 0.1
-    """Temperature at the start."""
+    """Initial temperature."""
     target_entropy_per_action: float = -0.5
     """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
@@ -78,13 +78,13 @@ class BRCConfig:
     normalize_reward: bool = True
     """Scale rewards by the extremes of returns, for each task (1)."""
     return_window: int = 1_000
-    """Steps of an episode that count in (1), where the environments have no one time limit."""
+    """Steps of an episode that count in (1), if the environments have no common time limit."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     start_from: str = ""
-    """Folder of a multi-task run whose networks to begin with; every task here gets a new vector."""
+    """Folder of a multi-task run whose networks to start from; every task here gets a new embedding."""
     policy_net: NetworkConfig = BroNetConfig(width=256, blocks=1)
     """Network of the policy."""
     critic_net: NetworkConfig = BroNetConfig(width=4096, blocks=2)
@@ -107,7 +107,7 @@ class BRCConfig:
         check_above_zero(self, "v_max", "alpha", "tau")
         if self.normalize_reward and not gamma < 1.0:
             raise UserError(
-                "agent.normalize_reward takes episodes to go on after a time limit, which needs a gamma below 1."
+                "agent.normalize_reward assumes that episodes continue after a time limit, which needs a gamma below 1."
             )
         agent = BRC(self, spec, gamma, total_updates, seed, device)
         if self.start_from:

@@ -68,13 +68,13 @@ class BROConfig:
     quantiles: int | None = 100
     """Quantiles of each critic (K); None: plain values, learned with the squared error."""
     pessimism: float = 0.0
-    """Share of the critics' spread that targets and the policy leave out."""
+    """Multiple of the critics' spread that targets and policy subtract from their mean."""
     tau: float = 0.005
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     reward_scale: float = 1.0
     """Factor on rewards; the temperature and the Huber loss expect about 1 per step."""
     alpha: float = 1.0
-    """Temperature at the start."""
+    """Initial temperature."""
     target_entropy_per_action: float = -0.5
     """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
@@ -84,19 +84,19 @@ class BROConfig:
     optimist: OptimistConfig | None = DeltaConfig()
     """The actor that explores; None: the policy itself."""
     std_factor: float = 0.75
-    """The optimist acts with its standard deviation times this."""
+    """Factor on the optimist's standard deviation when it acts."""
     kl_target: float = 0.05
     """Target KL divergence of the optimist from the policy, per action component (KL*)."""
     optimism: LearnedScalarConfig = SquashedConfig(start=1.0)
-    """Learned weight of the critics' spread in the optimist's loss (omega), and its value at the start."""
+    """Learned weight of the critics' spread in the optimist's loss (omega), and its initial value."""
     kl_weight: LearnedScalarConfig = SquashedConfig(start=0.25)
-    """Learned weight of the KL divergence in the optimist's loss (lambda), and its value at the start."""
+    """Learned weight of the KL divergence in the optimist's loss (lambda), and its initial value."""
     resets: tuple[int, ...] = RESETS
     """Env steps before whose updates everything but the replay is reset."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = BroNetConfig(width=256, blocks=1)
     """Network of the policy."""
     critic_net: NetworkConfig = BroNetConfig(width=512, blocks=2)

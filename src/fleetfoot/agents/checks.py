@@ -35,7 +35,7 @@ def check_support(num_atoms: int | None, v_min: Bound, v_max: Bound) -> None:
     """Of a categorical critic; None atoms: its values are plain numbers, and there is nothing to check."""
     if (v_min == "auto") != (v_max == "auto"):
         raise UserError(
-            f"agent.v_min and agent.v_max are both auto or both numbers, not {v_min} and {v_max}."
+            f"agent.v_min and agent.v_max must be both auto or both numbers, not {v_min} and {v_max}."
         )
     empty = v_min != "auto" and v_max != "auto" and v_min >= v_max
     if num_atoms is not None and (num_atoms < 2 or empty):
@@ -54,7 +54,7 @@ def check_categorical(cfg: Any) -> None:
         return
     if cfg.normalize_reward and not cfg.v_min < 0.0 < cfg.v_max:
         raise UserError(
-            "agent.normalize_reward fits returns into the value range, so 0 must lie inside it; "
+            "agent.normalize_reward scales returns into the value range, which must contain 0; "
             f"v_min is {cfg.v_min} and v_max is {cfg.v_max}."
         )
 

@@ -76,23 +76,23 @@ class DAAConfig:
     task_embedding: ClassVar[int] = 0  # there is one task
 
     estimator: Literal["model_actions", "q_actions", "model_states", "none"] = "model_actions"
-    """Where the extra samples come from. none: there are none, which is PPO."""
+    """Where the extra samples come from. none: no extra samples, which is PPO."""
     actions: int = 8
-    """Extra actions per real state at last (N)."""
+    """Final number of extra actions per real state (N)."""
     horizon: int = 8
-    """Steps of each imagined path at last (H); of model_actions alone."""
+    """Final number of steps of each imagined path (H); only for model_actions."""
     ramp: float = 0.15
     """Share of the run over which N and H grow."""
     start_env_steps: int = 40_000
-    """Real steps before the model begins."""
+    """Real steps before the model is used."""
     model_steps: int = 640
     """Gradient steps of the model (or of Q) per update."""
     first_model_steps: int = 5_120
-    """The same for the first update with it."""
+    """The same for the first update with the model."""
     model_batch: int = 128
-    """Transitions of each such step."""
+    """Batch size of each such step."""
     model_capacity: int = 200_000
-    """Newest transitions that it learns from, over all environments."""
+    """The model learns from this many newest transitions, over all environments."""
     gae_lambda: float = 0.95
     epochs: int = 10
     minibatches: int = 32

@@ -66,15 +66,16 @@ class DACConfig:
     """DAC: a pessimistic actor that is evaluated and an optimistic one that collects."""
 
     pessimism: float = 1.0
-    """Share of the critics' spread that the policy's loss takes off their mean (b_low); 1: the smaller critic."""
+    """Multiple of the critics' spread that the policy's loss subtracts from their mean (b_low); 1: the
+    smaller critic."""
     target_pessimism: float = 1.0
     """The same for targets (b_target)."""
     tau: float = 0.005
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     reward_scale: float = 1.0
     """Factor on rewards."""
     alpha: float = 1.0
-    """Temperature at the start."""
+    """Initial temperature."""
     target_entropy_per_action: float = -0.5
     """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
@@ -84,15 +85,15 @@ class DACConfig:
     optimist: OptimistConfig = IndependentConfig(net=ACTOR)
     """The actor that explores."""
     std_factor: float = 1.25
-    """The optimist acts with its standard deviation times this."""
+    """Factor on the optimist's standard deviation when it acts."""
     kl_target: float = 0.5
     """Target KL divergence of the optimist from the policy, per action component (KL*)."""
     optimism: LearnedScalarConfig = ExpConfig(start=0.5)
-    """exp(x) in b_up = exp(x) - b_low, and its value at the start."""
+    """exp(x) in b_up = exp(x) - b_low, and its initial value."""
     optimism_margin: float = 0.001
-    """When b_up comes this near to -b_low, where it would stand still, it is pushed up again."""
+    """When b_up comes this close to -b_low, where its gradient vanishes, it is pushed up again."""
     kl_weight: LearnedScalarConfig = ExpConfig(start=1.0)
-    """Learned weight of the KL divergence in the optimist's loss (w), and its value at the start."""
+    """Learned weight of the KL divergence in the optimist's loss (w), and its initial value."""
     max_kl_weight: float = 20.0
     """Upper bound of w in the optimist's loss."""
     renew: Literal["copy", "initial"] = "copy"
@@ -104,7 +105,7 @@ class DACConfig:
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = ACTOR
     """Network of the policy."""
     critic_net: NetworkConfig = CRITIC

@@ -72,14 +72,14 @@ class DDPGConfig:
     v_max: Bound = "auto"
     """Largest value categorical critics can express; auto like `v_min`."""
     twin: Literal["lowest_mean", "published"] = "lowest_mean"
-    """Which distribution several categorical critics learn from: that of the head with the smaller mean, or PQL-D's
-    minimum atom by atom with its binary cross-entropy."""
+    """Which distribution several categorical critics learn from: that of the head with the smaller mean, or
+    PQL-D's atom-by-atom minimum with binary cross-entropy."""
     target_policy: bool = True
-    """A slowly following policy proposes the next action; False: the policy itself."""
+    """A slowly following target policy proposes the next action; False: the policy itself."""
     target_every: int = 100
-    """Critic updates between two steps of the target networks."""
+    """Critic updates between two updates of the target networks."""
     tau: float = 1.0
-    """Share of the networks that their targets then take over; 1: all of it."""
+    """Step of the targets towards the networks at each such update; 1: a hard copy."""
     policy_every: int = 1
     """Critic updates per policy update."""
     policy_noise: float = 0.0
@@ -95,7 +95,7 @@ class DDPGConfig:
     obs_clamp: float | None = None
     """Clamp (normalised) observations to plus or minus this."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(300, 200), activation=("tanh", "elu"))
     """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(400, 300), activation=("tanh", "elu"))

@@ -57,14 +57,14 @@ from fleetfoot.rng import seeded_init
 
 @part
 class DQNConfig:
-    """Defaults as published with Ape-X, for Atari; vectors want `torso=MLPTorsoConfig()`."""
+    """Defaults as published with Ape-X, for Atari; vector observations need `torso=MLPTorsoConfig()`."""
 
     double: bool = True
-    """The network chooses the next action, its target values it; False: the target does both."""
+    """The network chooses the next action and its target evaluates it; False: the target does both."""
     dueling: bool = True
     """Two heads, for the value of the state and the advantages of the actions."""
     loss: Literal["huber", "squared"] = "huber"
-    """Loss of the error in value; a categorical head uses its cross-entropy instead."""
+    """Loss on the TD error; a categorical head uses cross-entropy instead."""
     num_atoms: int | None = None
     """Atoms of the value support (K) of a categorical head; None: q-values are plain numbers."""
     v_min: Bound = "auto"
@@ -72,17 +72,17 @@ class DQNConfig:
     v_max: Bound = "auto"
     """Largest value a categorical head can express; auto like `v_min`."""
     target_every: int = 2_500
-    """Updates between two steps of the target network."""
+    """Updates between two updates of the target network."""
     tau: float = 1.0
-    """Share of the network that its target then takes over; 1: all of it."""
+    """Step of the target towards the network at each such update; 1: a hard copy."""
     normalize_obs: bool = False
     """Running normalisation of observations, for vectors."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     torso: TorsoConfig = NatureCNNConfig()
-    """From observations to features."""
+    """Network from observations to features."""
     head: NetworkConfig = MLPConfig(hidden=(512,))
-    """From features to values; with `dueling`, each of the two heads."""
+    """Network from features to values; with `dueling`, each of the two heads."""
     critic_optim: OptimConfig = RMSPropConfig(max_grad_norm=40.0)
     """Optimiser of the whole network."""
 

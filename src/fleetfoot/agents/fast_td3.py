@@ -69,9 +69,9 @@ class FastTD3Config:
     num_critics: int = 2
     """Critic heads (E), batched as one network."""
     clipped_double_q: bool = True
-    """Learn from, and climb, the head with the smaller mean."""
+    """Learn from, and maximise, the head with the smaller mean."""
     tau: float = 0.1
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     policy_every: int = 2
     """Critic updates per policy update."""
     policy_noise: float = 0.001
@@ -81,12 +81,12 @@ class FastTD3Config:
     normalize_obs: bool = True
     """Normalise observations by their running mean and standard deviation."""
     normalize_reward: bool = False
-    """Divide rewards by the spread of returns, per task where there are tasks."""
+    """Divide rewards by the spread of returns, per task in multi-task sets."""
     smoothness: float = 0.0
-    """Weight of the policy's mean squared change of action from an observation to the one that follows it (n steps
-    later, with n-step returns), in units of value. 0: none."""
+    """Weight of the mean squared change of the policy's action from one observation to the next (n steps
+    later, with n-step returns), in units of value. 0: off."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), head_std=0.01)
     """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(1024, 512, 256))

@@ -74,11 +74,11 @@ class FlashSACConfig:
     num_critics: int = 2
     """Critic heads (E), batched as one network."""
     tau: float = 0.01
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     policy_every: int = 2
     """Critic updates per policy update."""
     alpha: float = 0.01
-    """Temperature at the start."""
+    """Initial temperature."""
     target_std: float = 0.15
     """The target entropy is that of a Gaussian with this standard deviation in each action component."""
     log_std_min: float = -10.0
@@ -86,12 +86,12 @@ class FlashSACConfig:
     log_std_max: float = 2.0
     """Upper bound of the log standard deviation before tanh."""
     project_target: bool = False
-    """Bring the target critic's weights back to unit length too."""
+    """Normalise the target critic's weights to unit length too."""
     smoothness: float = 0.0
-    """Weight of the policy's mean squared change of action from an observation to the one that follows it (n steps
-    later, with n-step returns), in units of value. 0: none."""
+    """Weight of the mean squared change of the policy's action from one observation to the next (n steps
+    later, with n-step returns), in units of value. 0: off."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: FlashNetConfig = FlashNetConfig(width=128)
     """Network of the policy."""
     critic_net: FlashNetConfig = FlashNetConfig(width=256)

@@ -41,20 +41,20 @@ from fleetfoot.rng import RandomStream, seeded_init
 
 @part
 class MACConfig:
-    """Mean actor-critic. Sizes and rates are those of the authors' code for the cartpole."""
+    """Mean actor-critic. Sizes and learning rates are those of the authors' code for the cartpole."""
 
     traits: ClassVar = Traits(on_policy=True, follows_episodes=True)
 
     critic_steps: int = 10
     """Minibatches of the critic per rollout."""
     critic_batch: int = 32
-    """Transitions of each."""
+    """Transitions per minibatch."""
     critic_memory: int = 2_000
     """Transitions that the critic learns from, over all environments together."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this: returns should be of the order of 1 to 10."""
+    """Rewards are multiplied by this; returns should be of order 1 to 10."""
     normalize_obs: bool = True
     """Running normalisation of observations."""
     policy_net: NetworkConfig = MLPConfig(hidden=(64,))

@@ -70,9 +70,9 @@ class PPOConfig:
     minibatches: int = 4
     """Gradient steps per pass; each takes an equal share of the rows, drawn from all vec steps and environments."""
     clip: float = 0.2
-    """How far the probability of an action may move, as a ratio, before it no longer counts."""
+    """How far the probability ratio of an action may move from 1 before the action no longer counts."""
     value_clip: float | None = 0.2
-    """How far a value may move before it no longer counts; None: as far as it wants."""
+    """How far a value may move before it no longer counts; None: no limit."""
     value_coef: float = 1.0
     """Weight of the value loss."""
     entropy_coef: float = 0.01
@@ -80,20 +80,21 @@ class PPOConfig:
     normalize_advantage: Literal["rollout", "minibatch", "none"] = "rollout"
     """Over which rows advantages get mean 0 and standard deviation 1."""
     target_kl: float | None = 0.01
-    """The learning rate adapts so that the policy moves about this far (KL) from its old self; None: it follows
-    `policy_optim` alone."""
+    """The learning rate adapts so that each update changes the policy by about this KL divergence; None: it
+    follows only `policy_optim`."""
     std: float = 1.0
-    """Standard deviation of continuous actions at the start."""
+    """Initial standard deviation of continuous actions."""
     head_gain: float | None = 0.01
-    """Gain of the policy's orthogonal output layer at the start; None: as the network starts it."""
+    """Gain of the orthogonal initialisation of the policy's output layer; None: the network's own
+    initialisation."""
     tanh_mean: bool = False
     """Bound the mean of continuous actions by tanh."""
     normalize_obs: bool = True
     """Running normalisation of observations."""
     clip_obs: float | None = 10.0
-    """Bound of normalised observations; None: none."""
+    """Bound of normalised observations; None: no bound."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), activation=("elu",))
     critic_net: NetworkConfig = MLPConfig(hidden=(512, 256, 128), activation=("elu",))
     policy_optim: AdamConfig = AdamConfig(lr=1e-3, max_grad_norm=1.0)

@@ -64,7 +64,7 @@ from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 @part
 class ResetsConfig:
-    """Everything learned starts again, and the replay stays."""
+    """Reset everything that is learned, but keep the replay."""
 
     every_updates: int = 2_560_000
     """Updates between two resets."""
@@ -72,12 +72,12 @@ class ResetsConfig:
 
 @part
 class ReDoConfig:
-    """Dormant units of the critics start again."""
+    """Re-initialise dormant units of the critics."""
 
     every_updates: int = 1_000
     """Updates between two searches for dormant units."""
     tau: float = 0.025
-    """Dormant: active at most this share of what is usual in the layer."""
+    """A unit is dormant if its activation is at most this share of its layer's mean."""
 
 
 @part
@@ -85,15 +85,15 @@ class SACConfig:
     """SAC with a choice of bound, regularisation and plasticity."""
 
     bound: BoundConfig = FixedBoundConfig(beta=1.0)
-    """What an action is worth, given the values of the critics. beta 0: their mean; 1: the smaller."""
+    """How the values of the two critics become one. beta 0: their mean; 1: the smaller."""
     plasticity: ResetsConfig | ReDoConfig | None = None
-    """What keeps the networks able to learn; None: nothing."""
+    """How the networks are kept able to learn; None: no measure."""
     num_critics: int = 2
     """Critic heads (E), batched as one network."""
     tau: float = 0.005
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     alpha: float = 1.0
-    """Temperature at the start."""
+    """Initial temperature."""
     target_entropy_per_action: float = -0.5
     """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
@@ -103,7 +103,7 @@ class SACConfig:
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = MLPConfig(hidden=(256, 256), start="orthogonal")
     """Network of the policy."""
     critic_net: NetworkConfig = MLPConfig(hidden=(256, 256), start="orthogonal")
@@ -111,7 +111,8 @@ class SACConfig:
     policy_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
     """Optimiser of the policy."""
     critic_optim: AdamConfig | AdamWConfig = AdamConfig(lr=3e-4)
-    """AdamWConfig decays all weights of the critics, biases and gains included, as optax does."""
+    """Optimiser of the critics. AdamWConfig decays all their weights, including biases and gains, as in
+    optax."""
     alpha_optim: AdamConfig = AdamConfig(lr=3e-4)
     """Optimiser of the temperature."""
     bound_optim: AdamConfig = AdamConfig(lr=3e-4, beta1=0.5)
@@ -175,7 +176,7 @@ class SAC(Stateful):
         self.alpha = Temperature(cfg.alpha).to(device)
         self.bound = cfg.bound.build(spec.num_envs).to(device)
         if self.bound.learns_from == "held_out":
-            raise UserError('SAC has no rows held out: agent.bound.learns_from must be "batch".')
+            raise UserError('SAC has no held-out rows: agent.bound.learns_from must be "batch".')
         self.step_critic = cfg.critic_optim.build(self.critic, total_updates)
         self.step_policy = cfg.policy_optim.build(self.gaussian, total_updates)
         self.step_alpha = cfg.alpha_optim.build(self.alpha, total_updates)

@@ -68,16 +68,16 @@ class VPLConfig:
     """VPL: SAC whose pessimism is learned from the errors of its critics."""
 
     bound: LearnedBoundConfig | FixedBoundConfig = LearnedBoundConfig()
-    """Where beta comes from: rows held out; with learns_from="batch", the rows that the critics learn from (for
-    comparison); or a fixed number."""
+    """Where beta comes from: held-out rows; with learns_from="batch", the rows that the critics learn from
+    (for comparison); or a fixed number."""
     policy_beta: float | None = None
     """Pessimism of the policy's loss; None: beta."""
     reset_every_updates: int = 0
-    """Updates after which all weights, beta and optimisers start anew, with the replay kept; 0: never."""
+    """Updates after which all weights, beta and optimisers are reset while the replay is kept; 0: never."""
     tau: float = 0.005
-    """Share of the critic that its target takes over after every update."""
+    """Step of the target critic towards the critic after every update."""
     alpha: float = 1.0
-    """Temperature at the start."""
+    """Initial temperature."""
     target_entropy_per_action: float = -0.5
     """Entropy that the temperature is adjusted to, per action component."""
     log_std_min: float = -10.0
@@ -87,7 +87,7 @@ class VPLConfig:
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     task_embedding: int = 32
-    """Size of the learned vector of each task, in multi-task sets."""
+    """Size of the learned embedding of each task, in multi-task sets."""
     policy_net: NetworkConfig = NET
     """Network of the policy."""
     critic_net: NetworkConfig = NET
@@ -175,7 +175,7 @@ class VPL(Stateful):
             rows_for_beta = batch if self.bound.learns_from == "batch" else apart
             if rows_for_beta is None:
                 raise UserError(
-                    "VPL learns its pessimism from rows held out: use --replay.sampler "
+                    "VPL learns its pessimism from held-out rows: use --replay.sampler "
                     "HeldOutUniformConfig, or a bound that learns from the batch."
                 )
             noise = self.bound_noise.normal(len(rows_for_beta.reward), self.action_size)

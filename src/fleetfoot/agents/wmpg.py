@@ -80,7 +80,7 @@ class WMPGConfig:
     baseline: Literal["none", "value", "informed"] = "value"
     """What is subtracted from the return of every action (4)."""
     k: int = 2
-    """Actions of a state, with the executed one; for the two set estimators."""
+    """Actions per state, including the executed one; for the two set estimators."""
     horizon: int = 10
     """Steps of real and imagined returns until the critic takes over (H)."""
     trajectories: int = 1
@@ -88,23 +88,23 @@ class WMPGConfig:
     use_real_for_executed: bool = True
     """The return of the executed action is the real one; False: imagined like the others."""
     trust_below: float = 0.1
-    """Imagination counts while the share of changes that the model does not predict is below this (7)."""
+    """Imagined actions are used while the share of changes that the model does not predict is below this (7)."""
     td_lambda: float = 0.95
-    """Of the returns that the critic learns (6)."""
+    """Lambda of the returns that the critic learns (6)."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this: returns should be of the order of 1 to 10."""
+    """Rewards are multiplied by this; returns should be of order 1 to 10."""
     normalize_obs: bool = True
     """Running normalisation of observations."""
     critic_steps: int = 10
-    """Steps of the critic per rollout, on all of it."""
+    """Gradient steps of the critic per rollout, each on the whole rollout."""
     model_steps: int = 50
-    """Steps of the world model per rollout."""
+    """Gradient steps of the world model per rollout."""
     model_batch: int = 128
-    """Windows in each of them."""
+    """Windows per gradient step."""
     model_unroll: int = 4
-    """Transitions of a window: the model learns from predictions made from its own predictions."""
+    """Transitions per window; the model is trained on its own predictions."""
     model_memory: int = 20_000
     """Transitions that the world model learns from, over all environments together."""
     policy_net: NetworkConfig = MLPConfig(hidden=(64, 64), activation=("tanh",))
@@ -112,9 +112,9 @@ class WMPGConfig:
     critic_net: NetworkConfig = MLPConfig(hidden=(64, 64), activation=("tanh",))
     """Network of the critic."""
     world_model: WorldModelConfig = WorldModelConfig()
-    """The world model; what is imagined is imagined by it."""
+    """The world model."""
     latent: AutoencoderConfig | None = None
-    """For pictures: the autoencoder whose latent vectors everything else reads. None: observations are vectors."""
+    """For images: the autoencoder whose latent vectors everything else reads. None: observations are vectors."""
     policy_optim: OptimConfig = AdamConfig(lr=5e-3, max_grad_norm=0.5)
     critic_optim: OptimConfig = AdamConfig(lr=1e-2, max_grad_norm=0.5)
     model_optim: OptimConfig = AdamConfig(lr=1e-3)

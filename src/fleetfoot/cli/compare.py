@@ -22,11 +22,11 @@ class Options:
     their curves."""
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Run folders, folders that hold some, or patterns in quotes."""
+    """Run folders, folders of runs, or quoted patterns."""
     by: str = ""
     """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
     metric: Literal["auto", "return", "success"] = "auto"
-    """What is scored; auto: success where a task reports it, otherwise the return."""
+    """What is scored; auto: success if the task reports it, otherwise the return."""
     low: float | None = None
     """Return that counts as a score of 0, for all tasks."""
     high: float | None = None
@@ -34,17 +34,17 @@ class Options:
     ranges: Path | None = None
     """JSON file with a range per task: {"task": [low, high]}."""
     at: int | None = None
-    """Env steps at which to compare; by default as many as all runs of a task have made."""
+    """Env steps at which to compare; by default those of the shortest run of each task."""
     baseline: str = ""
     """The group that the others are compared with; by default the first."""
     unfinished: bool = False
-    """Keep runs that have not made all their steps."""
+    """Include unfinished runs."""
     folder: Path = Path("comparison")
-    """Where the pictures and compare.json go; those of an earlier comparison are replaced."""
+    """Folder for the pictures and compare.json; it replaces those of an earlier comparison."""
     reps: int = 5_000
     """Bootstrap samples."""
     seed: int = 0
-    """Seed of the bootstrap: the same runs and seed give the same numbers."""
+    """Seed of the bootstrap; the same runs and seed give the same numbers."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -85,7 +85,7 @@ def everywhere(low: float | None, high: float | None) -> tuple[float, float] | N
     if low is None and high is None:
         return None
     if low is None or high is None:
-        raise UserError("--low and --high come together.")
+        raise UserError("--low and --high must be given together.")
     check_range(low, high, "--low and --high")
     return low, high
 

@@ -15,12 +15,12 @@ REPS = 1_000  # of the bootstrap: fewer than in a report, because the page is ma
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The report of a folder of runs, live, on http://127.0.0.1: it refreshes itself and changes nothing."""
+    """A live report on a folder of runs, at http://127.0.0.1. It refreshes itself and changes nothing."""
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that holds the runs, at any depth."""
     port: int = 8642
-    """Port on this machine; 0: any that is free."""
+    """Port on this machine; 0: any free port."""
     by: str = ""
     """Group runs by this field of their recipes, or several with commas; by default by recipe."""
 
@@ -28,7 +28,7 @@ class Options:
 def run(args: list[str], imports: list[str]) -> int:
     options: Options = parse(Options, args, "fleetfoot dashboard [RUNS]")
     if options.runs.is_file():
-        raise UserError(f"{options.runs} is a file; give a folder that holds runs.")
+        raise UserError(f"{options.runs} is a file; give a folder of runs.")
     if not options.runs.is_dir():
         names = [str(path) for path in options.runs.parent.glob("*/")]
         raise UserError(f"there is no folder {options.runs}.{nearest(str(options.runs), names)}")

@@ -12,14 +12,14 @@ from fleetfoot.cli.run_folder import take_run
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write a run's policy as ONNX with all that a robot needs to know: fleetfoot export RUN [options]."""
+    """Write a run's policy as ONNX with everything a robot needs: fleetfoot export RUN [options]."""
 
     out: Path | None = None
     """The folder to write; by default the folder export inside the run."""
     which: Literal["best", "last"] = "best"
     """Which checkpoint."""
     draw: bool = False
-    """Check with observations drawn from the statistics of the normaliser, and build no environment."""
+    """Check with observations sampled from the statistics of the normaliser, without building an environment."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -34,5 +34,5 @@ def run(args: list[str], imports: list[str]) -> int:
     for program, difference in done.differences.items():
         print(f"         {program}: largest difference {difference:.2g}")
     for what in done.missing:
-        print(f"missing  {what}: the environment does not tell")
+        print(f"missing  {what}: the environment does not describe it")
     return 0

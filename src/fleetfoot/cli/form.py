@@ -97,7 +97,7 @@ def _parse(
     filled, unknown = parsed
     if unknown:
         raise UserError(
-            f"did not expect {unknown[0]!r}; options start with -- (see {prog} --help)."
+            f"unexpected argument {unknown[0]!r}; options start with -- (see {prog} --help)."
         )
     return filled
 
@@ -164,7 +164,7 @@ def _about_part(held: Any, hint: Any) -> str:
     text = " ".join(inspect.cleandoc(held.__doc__ or "").split("\n\n")[0].split())
     about = name if text.startswith(f"{name}(") else f"{name}: {text}"
     others = sorted(other for other in fitting(hint) if other != name)
-    return f"{about.rstrip('.')}. In its place: {', '.join(others)}." if others else about
+    return f"{about.rstrip('.')}. Can be replaced by: {', '.join(others)}." if others else about
 
 
 def _joined(text: str | Callable[[], str | None] | None) -> str | None:

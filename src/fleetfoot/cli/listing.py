@@ -23,7 +23,7 @@ class Options:
     """What to list. The tasks of MuJoCo Playground (loading JAX takes seconds) and the 1,651 of EnvPool are listed only
     when asked for."""
     json: bool = False
-    """As JSON: a list of recipes, of environments or of tasks; for `all`, an object that holds the first two."""
+    """As JSON: a list of recipes, environments or tasks; for `all`, an object with the first two."""
 
 
 def run(args: list[str], imports: list[str]) -> int:

@@ -19,24 +19,24 @@ COMMANDS = {
         "fleetfoot.cli.train",
         "train a recipe, by name or from a file: fleetfoot train [RECIPE] [--field value ...]",
     ),
-    "resume": ("fleetfoot.cli.resume", "go on with a stopped run: fleetfoot resume RUN"),
-    "evaluate": ("fleetfoot.cli.evaluate", "measure a run's policy: fleetfoot evaluate RUN"),
-    "record": ("fleetfoot.cli.record", "film a run's policy: fleetfoot record RUN"),
+    "resume": ("fleetfoot.cli.resume", "continue a stopped run: fleetfoot resume RUN"),
+    "evaluate": ("fleetfoot.cli.evaluate", "evaluate a run's policy: fleetfoot evaluate RUN"),
+    "record": ("fleetfoot.cli.record", "record a video of a run's policy: fleetfoot record RUN"),
     "export": (
         "fleetfoot.cli.export",
-        "write a run's policy as ONNX, with all that a robot needs: fleetfoot export RUN",
+        "write a run's policy as ONNX, with everything a robot needs: fleetfoot export RUN",
     ),
     "play": (
         "fleetfoot.cli.play",
-        "drive a robot by its policy, in the browser: fleetfoot play [RUN|FOLDER|policy.onnx]",
+        "drive a robot with its policy, in the browser: fleetfoot play [RUN|FOLDER|policy.onnx]",
     ),
     "watch": (
         "fleetfoot.cli.watch",
-        "see a run's newest policy while it trains: fleetfoot watch RUN",
+        "watch a run's newest policy while it trains: fleetfoot watch RUN",
     ),
     "compare": (
         "fleetfoot.cli.compare",
-        "weigh runs against each other: fleetfoot compare RUNS...",
+        "compare runs statistically: fleetfoot compare RUNS...",
     ),
     "sweep": (
         "fleetfoot.cli.sweep",
@@ -44,11 +44,11 @@ COMMANDS = {
     ),
     "report": (
         "fleetfoot.cli.report",
-        "one HTML page about runs, without a network: fleetfoot report RUNS... --out report.html",
+        "make a self-contained HTML page about runs: fleetfoot report RUNS... --out report.html",
     ),
     "dashboard": (
         "fleetfoot.cli.dashboard",
-        "the same, live, for a folder of runs on this machine: fleetfoot dashboard [runs/]",
+        "show the same page live for a folder of runs: fleetfoot dashboard [runs/]",
     ),
     "push": (
         "fleetfoot.cli.push",
@@ -60,16 +60,16 @@ COMMANDS = {
     ),
     "scale": (
         "fleetfoot.cli.scale",
-        "how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
+        "measure how data and compute scale with updates per step: fleetfoot scale run|fit|suggest",
     ),
     "recipe": (
         "fleetfoot.cli.recipe",
-        "a whole recipe, or how two differ: fleetfoot recipe show|diff",
+        "print a whole recipe, or how two differ: fleetfoot recipe show|diff",
     ),
-    "list": ("fleetfoot.cli.listing", "the recipes and the environments there are"),
+    "list": ("fleetfoot.cli.listing", "list the available recipes and environments"),
     "doctor": (
         "fleetfoot.cli.doctor",
-        "what this machine has, what is missing and how to install it",
+        "show what this machine has, what is missing and how to install it",
     ),
     "bench": (
         "fleetfoot.cli.bench",
@@ -131,7 +131,9 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if not self.stream.closed:  # Python asks once more when this object ends, and since 3.13 tells of errors
+        if (
+            not self.stream.closed
+        ):  # Python asks once more when this object ends, and since 3.13 tells of errors
             with self._guarded():
                 self.stream.flush()
 
@@ -260,7 +262,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "fleetfoot COMMAND --help says more; fleetfoot train RECIPE --help shows every value of that recipe.",
-            "--import MODULE (anywhere, any number of times) loads your own parts first.",
+            "For more, run fleetfoot COMMAND --help. fleetfoot train RECIPE --help shows every value of that recipe.",
+            "--import MODULE (anywhere, may be repeated) loads your own parts first.",
         ]
     )

@@ -59,7 +59,7 @@ def _new_part(flag: str, name: str, hint: Any) -> Any:
     if name not in known:
         choices = ", ".join(sorted(known)) or "nothing else"
         why = "" if name not in PARTS else f" ({_shortcoming(PARTS[name], hint)})"
-        own = "" if name in PARTS else " One of your own needs --import MODULE."
+        own = "" if name in PARTS else " Your own parts need --import MODULE."
         raise UserError(
             f"{flag} needs the name of a part, not {name!r}{why}; it can be {choices}.{own}"
         )

@@ -15,19 +15,19 @@ from fleetfoot.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Play policies in the browser: runs, exported folders or policy.onnx files; without any, the one that ships with
-    the package."""
+    """Play policies in the browser: runs, exported folders or policy.onnx files; without arguments, the
+    bundled one."""
 
     policies: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """What to play. Several of one robot can be switched between while it runs."""
+    """What to play. You can switch between several policies of one robot while it runs."""
     which: Literal["best", "last"] = "best"
     """Which checkpoint of a run."""
     viewer: Literal["browser", "native"] = "browser"
-    """native: MuJoCo's own window, where there is a screen."""
+    """native: MuJoCo's own window, if there is a screen."""
     model: Path | None = None
-    """MJCF of a robot that does not come with the package; its site imu senses."""
+    """MJCF of a robot that does not come with the package; it needs a site named imu."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0: other computers may see and steer it too."""
+    """Address to listen on; 0.0.0.0: other computers can watch and steer too."""
     port: int | None = None
     """Port of the page; by default the first free one from 8080 on."""
 

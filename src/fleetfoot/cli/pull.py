@@ -19,7 +19,7 @@ class Options:
     repo: tyro.conf.Positional[str] = ""
     """The repository, USER/NAME."""
     folder: Path | None = None
-    """Where it goes; by default runs/NAME."""
+    """Folder for the run; by default runs/NAME."""
     revision: str | None = None
     """A branch, a tag or a commit; by default the newest."""
 

@@ -16,11 +16,11 @@ class Options:
     """Upload a run's best policy to a Hugging Face repository: fleetfoot push RUN USER/NAME [options]."""
 
     repo: tyro.conf.Positional[str] = ""
-    """The repository, USER/NAME; made if there is none."""
+    """The repository, USER/NAME; created if it does not exist."""
     public: bool = False
     """Make a new repository public; by default it is private."""
     message: str = ""
-    """Message of the commit."""
+    """Commit message."""
 
 
 def run(args: list[str], imports: list[str]) -> int:

@@ -9,7 +9,7 @@ from fleetfoot.errors import UserError, nearest
 USAGE = """usage: fleetfoot recipe show RECIPE [--field value ...] [--yaml]
        fleetfoot recipe diff A B
 
-show prints a whole recipe, to save and to train: fleetfoot recipe show fast_td3/pendulum --yaml > mine.yaml
+show prints a whole recipe, which you can save and train: fleetfoot recipe show fast_td3/pendulum --yaml > mine.yaml
 diff prints the fields in which two recipes differ. A recipe is a name, a file (.json, .yaml), a run folder, or
 module:recipe."""
 

@@ -12,12 +12,12 @@ from fleetfoot.cli.run_folder import take_run
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Film a run's policy: fleetfoot record RUN [options]."""
+    """Record a video of a run's policy: fleetfoot record RUN [options]."""
 
     out: Path | None = None
-    """The film to write, .mp4 or .gif; by default an MP4 in the run's videos/."""
+    """The video to write, .mp4 or .gif; by default an MP4 in the run's videos/."""
     seconds: float = 10.0
-    """Simulated seconds to film."""
+    """Simulated seconds to record."""
     which: Literal["best", "last"] = "best"
     """Which checkpoint."""
     seed: int | None = None

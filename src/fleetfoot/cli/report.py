@@ -15,18 +15,18 @@ from fleetfoot.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One HTML page about runs that needs no network: curves, table, time, diagnostics, films, recipes, commands."""
+    """A self-contained HTML page about runs: curves, table, time, diagnostics, videos, recipes, commands."""
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Run folders, folders that hold some, or patterns in quotes."""
+    """Run folders, folders of runs, or quoted patterns."""
     out: Path = Path("report.html")
     """The page to write; an earlier one is replaced."""
     title: str = "Training report"
-    """What the page is called."""
+    """Title of the page."""
     by: str = ""
     """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
     metric: Literal["auto", "return", "success"] = "auto"
-    """What is scored; auto: success where a task reports it, otherwise the return."""
+    """What is scored; auto: success if the task reports it, otherwise the return."""
     low: float | None = None
     """Return that counts as a score of 0, for all tasks."""
     high: float | None = None
@@ -34,9 +34,9 @@ class Options:
     baseline: str = ""
     """The group that the others are compared with; by default the first."""
     unfinished: bool = False
-    """Compare runs that have not made all their steps too."""
+    """Also compare unfinished runs."""
     films: int = 1
-    """Films of each group, of its best runs; 0: none."""
+    """Videos per group, from its best runs; 0: none."""
     reps: int = 5_000
     """Bootstrap samples."""
     seed: int = 0

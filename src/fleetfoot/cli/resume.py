@@ -18,14 +18,13 @@ class Options:
     """What `fleetfoot resume` takes besides the fields of the recipe that may change."""
 
     restart: bool = False
-    """Train from the start a run that was stopped before its first checkpoint."""
+    """Train from the start, for a run that was stopped before its first checkpoint."""
     delete_checkpoints: bool = False
-    """With --restart: also where last.json is lost and whole checkpoints are there."""
+    """With --restart: also if last.json is lost and there are complete checkpoints, which are deleted."""
     video: bool = True
-    """Film the best policy at the end."""
+    """Record a video of the best policy at the end."""
     jobs: int = 1
-    """Seeds that cannot be batched are trained by this many processes at the same time; 0: as many as cores and memory
-    are enough for."""
+    """Number of processes for seeds that cannot be batched; 0: as many as cores and memory allow."""
 
 
 def run(args: list[str], imports: list[str]) -> int:

@@ -40,10 +40,10 @@ def usage() -> str:
         [
             "usage: fleetfoot scale COMMAND [...]",
             "",
-            "How data and compute until a return depend on the update-to-data ratio, and what to use at which budget.",
+            "Measure how data and compute depend on the update-to-data ratio, and find the best ratio for a budget.",
             "",
             *lines,
             "",
-            "fleetfoot scale COMMAND --help says more.",
+            "For more, run fleetfoot scale COMMAND --help.",
         ]
     )

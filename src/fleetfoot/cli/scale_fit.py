@@ -13,31 +13,31 @@ from fleetfoot.errors import UserError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Isotonic curves, crossings, seed bootstrap, laws of batch size, learning rate and data, the frontier of compute
-    and data, and the best ratio for each budget, as JSON, CSV, pictures and one page of text."""
+    """Fit the scaling laws of a study: batch size, learning rate and data over the ratio, the frontier of
+    compute and data, and the best ratio for each budget. Writes JSON, CSV, pictures and one page of text."""
 
     study: tyro.conf.Positional[Path | None] = None
     """Folder of a study, any folder with its runs, or an evaluations.csv."""
     thresholds: tuple[float, ...] = ()
     """Scores, 0 to 1,000; by default ten from 200 to 800."""
     low: float | None = None
-    """Return that is a score of 0, for all tasks."""
+    """Return that counts as a score of 0, for all tasks."""
     high: float | None = None
-    """Return that is a score of 1,000, for all tasks."""
+    """Return that counts as a score of 1,000, for all tasks."""
     ranges: Path | None = None
     """JSON file with a range per task: {"task": [low, high]}."""
     delta: float | None = None
     """FLOPs that one env step is worth; by default as many as its updates cost at the middle ratio."""
     resets: tuple[int, ...] = ()
-    """Env steps at which the networks begin anew; the dips that follow are left out."""
+    """Env steps at which the networks are reset; the dips that follow are left out."""
     reset_every_updates: int = 0
-    """The same, for networks that begin anew every so many updates."""
+    """The same, for networks that are reset after every so many updates."""
     reps: int = 100
     """Bootstrap samples."""
     seed: int = 0
-    """Of the bootstrap: the same runs and seed give the same numbers."""
+    """Seed of the bootstrap; the same runs and seed give the same numbers."""
     folder: Path | None = None
-    """Where everything is written; by default fit/ inside the study, or beside the file. What is there is replaced."""
+    """Output folder; by default fit/ inside the study, or next to the file. Earlier output is replaced."""
 
 
 def run(args: list[str], imports: list[str]) -> int:

@@ -21,8 +21,8 @@ from fleetfoot.system import usable_cores
 USAGE = """usage: fleetfoot scale run RECIPE... --utd 0.5 1 2 4 [--batch ...] [--lr ...] [--width ...] --folder STUDY
        fleetfoot scale run --folder STUDY
 
-Train every combination, with several seeds each. Ctrl-C, or a kill, at any time: the same command, or the second form,
-goes on. A grid with new values adds them to the study. fleetfoot scale run RECIPE --help shows every option."""
+Train every combination, with several seeds each. You can stop or kill it at any time; the same command, or the second
+form, continues. A grid with new values adds them to the study. fleetfoot scale run RECIPE --help shows every option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Options:
     utd: tuple[float, ...] = ()
     """Update-to-data ratios: updates per env step. 0.5: one update every two env steps, over all environments."""
     updates: tuple[float, ...] = ()
-    """The same, as updates per vec step, which is easier to read where there are thousands of environments."""
+    """The same, as updates per vec step, which is easier to read with thousands of environments."""
     batch: tuple[int, ...] = ()
     """Batch sizes; by default the recipe's."""
     lr: tuple[float, ...] = ()
@@ -40,15 +40,16 @@ class Options:
     width: tuple[float, ...] = ()
     """Widths of the critic, as multiples of the recipe's."""
     fitted: bool = False
-    """Batch size and learning rate of each ratio by the laws of an earlier `fleetfoot scale fit STUDY`."""
+    """Take batch size and learning rate of each ratio from the laws of an earlier `fleetfoot scale fit
+    STUDY`."""
     seeds: int = 8
     """Seeds of each configuration, from --seed on, trained as one batched computation where the recipe allows it."""
     folder: Path | None = None
-    """The study: a new folder, or one to go on with."""
+    """The study: a new folder, or one to continue."""
     workers: int = 0
-    """Configurations trained at the same time; 0: as many as the cores are enough for, and one on a GPU."""
+    """Configurations trained at the same time; 0: as many as the cores allow, and one on a GPU."""
     diagnose: bool = True
-    """Measure overfitting and norms of the critic at each evaluation, where the agent can."""
+    """Measure overfitting and norms of the critic at each evaluation, if the agent supports it."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -81,7 +82,7 @@ def run(args: list[str], imports: list[str]) -> int:
     print(f"{len(made.points)} configurations, {made.seeds} seeds each, in {made.folder}")
     command = f"{program('fleetfoot')} scale"
     if not study.run_study(made, options.workers or None):
-        print(f"interrupted and saved; to go on:\n  {command} run --folder {made.folder}")
+        print(f"interrupted and saved; to continue:\n  {command} run --folder {made.folder}")
         return INTERRUPTED
     table = read_table(made.folder).write(made.folder / "evaluations.csv")
     print(f"finished, all evaluations in {table}; to fit the laws:\n  {command} fit {made.folder}")
@@ -96,7 +97,7 @@ def opened(chosen: Sequence[Recipe], options: Options, imports: Sequence[str]) -
             f"--seeds must be at least 2, not {options.seeds}: one seed says nothing about its spread; 8 are usual."
         )
     if options.utd and options.updates:
-        raise UserError("--utd and --updates state the same thing; give one of them.")
+        raise UserError("--utd and --updates set the same thing; give only one.")
     if not (options.utd or options.updates):
         raise UserError("which update-to-data ratios? Give --utd 0.5 1 2 4, for instance.")
     grid.check_recipes(chosen)

@@ -15,14 +15,15 @@ from fleetfoot.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a fitted study says is best within a budget, as options of its recipe. Give one budget."""
+    """The best settings within a budget according to a fitted study, as options of its recipe. Give one
+    budget."""
 
     study: tyro.conf.Positional[Path | None] = None
-    """Folder of a study that was fitted, or the folder that a fit was written to."""
+    """Folder of a fitted study, or the output folder of a fit."""
     budget: float | None = None
-    """FLOPs, with what the env steps are worth (delta of the fit)."""
+    """FLOPs, including those that the env steps are worth (delta of the fit)."""
     seconds: float | None = None
-    """Seconds of training on the machine of the study, of as many seeds together."""
+    """Seconds of training on the machine of the study, for the same number of seeds together."""
     env_steps: float | None = None
     """Env steps, on an average task of the study."""
 

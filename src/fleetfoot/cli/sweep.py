@@ -36,9 +36,9 @@ USAGE = """usage: fleetfoot sweep RECIPE --over FIELD=VALUE,VALUE [--over ...] [
        fleetfoot sweep RECIPE --over FIELD=LOW..HIGH[:log] ... --search optuna --trials 50 --folder STUDY
        fleetfoot sweep --folder STUDY
 
-Train every combination of values, or let Optuna choose, with several seeds each. Ctrl-C, or a kill, at any time: the
-same command, or the last form, goes on. fleetfoot compare STUDY reads it. fleetfoot sweep RECIPE --help shows every
-option."""
+Train every combination of values, or let Optuna choose, with several seeds each. You can stop or kill it at any time;
+the same command, or the last form, continues. fleetfoot compare STUDY compares the results. fleetfoot sweep RECIPE
+--help shows every option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +46,19 @@ class Where:
     """The options of both forms."""
 
     folder: Path | None = None
-    """The study: a new folder, or one to go on with."""
+    """The study: a new folder, or one to continue."""
     jobs: int = 0
-    """Processes at the same time; 0: as many as cores and memory are enough for, and one on a GPU."""
+    """Processes at the same time; 0: as many as cores and memory allow, and one on a GPU."""
     ray: str = os.environ.get("RAY_ADDRESS", "")
     """Address of a Ray cluster (host:port, or auto) to train on, instead of this machine. By default RAY_ADDRESS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoOn(Where):
-    """Go on with a study."""
+    """Continue a study."""
 
     trials: int = 0
-    """Trials of a search in all; 0: as many as before."""
+    """Total trials of a search; 0: as many as before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,15 @@ class Options(Where):
 
     over: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """FIELD=VALUE,VALUE,...; may be repeated. With --search optuna also a range, FIELD=LOW..HIGH or
-    FIELD=LOW..HIGH:log. A value of several words stands in quotes: 'agent.critic_net.hidden=64 64,128 128'."""
+    FIELD=LOW..HIGH:log. Quote values of several words: 'agent.critic_net.hidden=64 64,128 128'."""
     search: Literal["grid", "optuna"] = "grid"
-    """grid: every combination; optuna: as many trials as --trials, chosen and pruned by Optuna."""
+    """grid: every combination; optuna: --trials trials, chosen and pruned by Optuna."""
     trials: int = 50
-    """Trials of a search in all."""
+    """Total trials of a search."""
     metric: str = "eval/return"
-    """What counts: the mean over seeds of its last value."""
+    """The metric to compare by: the mean over seeds of its last value."""
     minimize: bool = False
-    """The smallest value is the best, instead of the largest."""
+    """Smaller values are better."""
     prune: bool = True
     """Let Optuna's median rule end trials that look bad."""
     seeds: int = 3
@@ -216,7 +216,7 @@ def stored(where: GoOn) -> Made:
     if where.folder is None:
         raise UserError("which study? fleetfoot sweep RECIPE --over ... --folder STUDY")
     if not is_study(where.folder):
-        raise UserError(f"which recipe? {where.folder} is no study yet.")
+        raise UserError(f"which recipe? {where.folder} is not a study yet.")
     before = study.read_study(where.folder)
     base, told = base_of(before), before.sweep
     try:

@@ -20,7 +20,7 @@ def finish(made: Study, goal: Goal, done: bool) -> int:
     rows, path = write_table(made, goal.metric)
     command = f"{program('fleetfoot')} sweep --folder {shlex.quote(str(made.folder))}"
     if not done:
-        print(f"interrupted and saved; to go on:\n  {command}")
+        print(f"interrupted and saved; to continue:\n  {command}")
         return INTERRUPTED
     complete = [row for row in rows if row.results]
     if not complete:

@@ -30,15 +30,14 @@ class Options:
     folder: Path | None = None
     """Run folder; by default a new one under runs/."""
     dry_run: bool = False
-    """Train nothing: print the whole recipe, its parameters and memory, and what would be written where."""
+    """Do not train; print the whole recipe, its parameters and memory, and what would be written where."""
     video: bool = True
-    """Film the best policy at the end."""
+    """Record a video of the best policy at the end."""
     seeds: int = 1
     """Train this many seeds, starting at --seed, each in its own run folder: as one batched computation where the
     recipe allows it, otherwise one after the other, or in --jobs processes."""
     jobs: int = 1
-    """Seeds that cannot be batched are trained by this many processes at the same time; 0: as many as cores and memory
-    are enough for."""
+    """Number of processes for seeds that cannot be batched; 0: as many as cores and memory allow."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -75,7 +74,7 @@ def check_either(args: Sequence[str], one: str, other: str) -> None:
     """UserError where both of two flags that state the same thing are given."""
     given = {word.split("=")[0].replace("_", "-") for word in args}
     if {one, other} <= given:
-        raise UserError(f"{one} and {other} state the same thing; give one of them.")
+        raise UserError(f"{one} and {other} set the same thing; give only one.")
 
 
 def finish(result: Result, video: bool, imports: Sequence[str]) -> int:

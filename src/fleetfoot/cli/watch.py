@@ -12,10 +12,10 @@ from fleetfoot.cli.run_folder import take_run
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """See the newest policy of a run while it trains, beside its curves: fleetfoot watch RUN [options]."""
+    """Watch the newest policy of a run while it trains, next to its curves: fleetfoot watch RUN [options]."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0: other computers may see and steer it too."""
+    """Address to listen on; 0.0.0.0: other computers can watch and steer too."""
     port: int | None = None
     """Port of the page; by default the first free one from 8080 on."""
 

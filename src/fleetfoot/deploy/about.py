@@ -88,7 +88,7 @@ def read(path: Path | str) -> tuple[About, bytes]:
     onnx_file.check(model, str(onnx))
     inside = onnx_file.metadata(model, str(onnx))
     if KEY not in inside:
-        raise UserError(f"{onnx} was not written by fleetfoot export: it says nothing of itself.")
+        raise UserError(f"{onnx} was not written by fleetfoot export: it contains no description.")
     raw = parse(inside[KEY], str(onnx))
     about = understand(raw, str(onnx))
     if about.graph_sha256 != onnx_file.digest(model):
@@ -107,7 +107,7 @@ def _compare(folder: Path, raw: dict[str, Any], model: bytes) -> None:
     match files:
         case {"policy.onnx": {"sha256": str(expected)}}:
             if hashlib.sha256(model).hexdigest() != expected:
-                raise UserError(f"{folder / 'policy.onnx'} is not the file that {path} is about.")
+                raise UserError(f"{folder / 'policy.onnx'} is not the file that {path} describes.")
         case _:
             raise UserError(f"{path} has no field 'files' with the hash of policy.onnx.")
     for key in sorted({*raw, *beside}):
@@ -155,7 +155,7 @@ def understand(raw: dict[str, Any], name: str) -> About:
     if not shape or min(shape) < 1 or history < 1 or size < 1 or math.prod(shape) > 1 << 28:
         raise UserError(f"{name} has sizes that make no sense: obs {shape}, action {size}.")
     if terms and sum(term.size for term in terms) * history != math.prod(shape):
-        raise UserError(f"{name} has terms of other sizes than its observation.")
+        raise UserError(f"{name} has terms whose sizes do not add up to its observation.")
     if joints and (len(joints) != size or len({joint.name for joint in joints}) != size):
         raise UserError(f"{name} names {len(joints)} joints for {size} actions.")
     hz = read.number("control_hz", float, optional=True)
@@ -188,7 +188,7 @@ def understand(raw: dict[str, Any], name: str) -> About:
     if set(about.recorded) != wanted or len(rows) != 1 or rows == {0}:
         raise UserError(f"{name} has no field 'recorded' with {', '.join(sorted(wanted))}.")
     if about.recorded["obs"].shape[1:] != shape:
-        raise UserError(f"{name} has recorded observations of another shape than {shape}.")
+        raise UserError(f"{name} has recorded observations whose shape is not {shape}.")
     return about
 
 
@@ -201,7 +201,7 @@ def _term(read: Reader) -> Term:
         inner.number("frequency", float)
         inner.value("stands", bool)
         if read.number("size", int) != 2 * len(start):
-            raise UserError(f"{read.name} has a gait of another size than its phases.")
+            raise UserError(f"{read.name} has a gait whose size differs from its phases.")
     unit = read.value("unit", str) if read.tree.get("unit") is not None else None
     return Term(
         name=read.text("name"),

@@ -60,7 +60,7 @@ class Controller:
     ) -> None:
         about = policy.about
         if about.discrete or about.obs_dtype != np.float32:
-            raise UserError(f"{about.name} is no policy of a robot; call the policy itself.")
+            raise UserError(f"{about.name} is not a robot's policy; call the policy itself.")
         if fallback not in ("hold", "damp"):
             raise UserError(f"fallback must be hold or damp, not {fallback!r}.")
         self.policy, self.about, self.task = policy, about, task

@@ -56,7 +56,7 @@ def drive(
     step. `clock` and `wait`: those of a simulation, where time is its own."""
     period = controller.period
     if period is None:
-        raise UserError(f"{controller.about.name} does not say its control rate.")
+        raise UserError(f"{controller.about.name} does not give its control rate.")
     controller.check_joints(robot.joints())
     controller.reset()
     begun, tick, skipped, missed = clock(), 0, 0, 0

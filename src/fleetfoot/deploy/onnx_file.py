@@ -68,7 +68,7 @@ def check(model: bytes, name: str) -> None:
     try:
         _check_model(memoryview(model), name)
     except (Damaged, UnicodeDecodeError, RecursionError):
-        raise UserError(f"{name} is no ONNX file, or damaged.") from None
+        raise UserError(f"{name} is not an ONNX file, or is damaged.") from None
 
 
 def _check_model(model: memoryview, name: str) -> None:
@@ -80,7 +80,7 @@ def _check_model(model: memoryview, name: str) -> None:
         elif number == 8:
             _check_domain(_text_of(_bytes(value), 1), name)
         elif number in (20, 25):
-            raise UserError(f"{name} defines functions of its own, which are refused.")
+            raise UserError(f"{name} defines its own functions, which are refused.")
     if graphs != 1:
         raise Damaged
 
@@ -142,7 +142,7 @@ def metadata(model: bytes, name: str) -> dict[str, str]:
         entries = [_bytes(v) for number, v, _ in fields(memoryview(model)) if number == METADATA]
         return {_text_of(entry, 1): _text_of(entry, 2) for entry in entries}
     except (Damaged, UnicodeDecodeError):
-        raise UserError(f"{name} is no ONNX file, or damaged.") from None
+        raise UserError(f"{name} is not an ONNX file, or is damaged.") from None
 
 
 def digest(model: bytes) -> str:

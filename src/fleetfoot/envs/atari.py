@@ -55,21 +55,21 @@ class AtariConfig:
     sticky: float = 0.0
     """Probability, in each frame, that the console repeats the last action."""
     sticky_in_evaluation: bool = False
-    """Sticky actions in evaluation too."""
+    """Use sticky actions in evaluation too."""
     max_noops: int = 30
-    """An episode begins with 0 to this many frames in which nothing is pressed."""
+    """An episode begins with 0 to this many no-op frames."""
     fire_start: bool = False
-    """Press FIRE first, where the game has it."""
+    """Press FIRE first, if the game has it."""
     max_frames: int = 108_000
     """Frames of a game until it is truncated."""
     evaluation_max_frames: int = 108_000
     """The same in evaluation; the default is 30 minutes of play."""
     threads: int = 0
-    """Threads that step the consoles; 0: as many as there are usable cores."""
+    """Threads that step the consoles; 0: all available cores."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.sticky < 1:
-            raise UserError(f"env.sticky is a chance in [0, 1), not {self.sticky}.")
+            raise UserError(f"env.sticky must be a probability in [0, 1), not {self.sticky}.")
         at_least(
             self,
             "env",

@@ -43,7 +43,7 @@ class GymConfig:
 
     id: str = "Pendulum-v1"
     asynchronous: bool = False
-    """One process per copy, which pays off where a single step is slow."""
+    """One process per copy, which pays off if a single step is slow."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments for `gymnasium.make`."""
 
@@ -174,7 +174,7 @@ class GymEnv(HostEnv):
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         picture = self.envs.call("picture", index)[index]
         if isinstance(picture, str):
-            raise UserError(f"{self.spec.name} cannot be drawn here: {picture}")
+            raise UserError(f"{self.spec.name} cannot be rendered here: {picture}")
         return np.array(picture, dtype=np.uint8)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class ObsLayout:
         if not (image or (box and len(shape) == 1)):
             raise UserError(
                 f"{name} has observations {space}; wrap it in gymnasium.wrappers.FlattenObservation "
-                "and register it under an id of your own."
+                "and register it under your own id."
             )
         # Channels are the short side of an image: (H, W, C) from a camera, (C, H, W) from a stack.
         self.channels_last = len(shape) == 3 and shape[2] < shape[0]

@@ -57,13 +57,13 @@ TASKS = (
 
 @part
 class HumanoidBenchConfig:
-    """A robot and a task, as HumanoidBench's ids have them, without the version."""
+    """A robot and a task, as in HumanoidBench's ids, without the version."""
 
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "h1hand-walk"
     processes: int = 0
-    """Processes that step the environments; 0: as many as there are usable cores."""
+    """Processes that step the environments; 0: all available cores."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments for `gymnasium.make`."""
 

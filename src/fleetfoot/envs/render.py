@@ -54,7 +54,7 @@ def backend() -> str:
         if _works(name):
             return name
     raise UserError(
-        f"cannot draw without a screen: {' and '.join(candidates)} failed to start; "
+        f"cannot render without a screen: {' and '.join(candidates)} failed to start; "
         "install one, for example "
         "`apt-get install libegl1 libgl1-mesa-dri` (EGL) or `apt-get install libosmesa6` (OSMesa)"
     )

@@ -336,7 +336,8 @@ class Picture:
 
 @part
 class TensorConfig:
-    """One of the tasks of this file. `privileged` is for `point_mass`, `num_tasks` for it and `pendulum`."""
+    """A small task written in torch. `privileged` is for `point_mass`, `num_tasks` for `point_mass` and
+    `pendulum`."""
 
     task: str = "pendulum"
     privileged: bool = False

@@ -97,4 +97,4 @@ def check_behaviour(behaviour: nn.Module, takes_noise: bool) -> None:
     sampled, noisy = "AsSampledConfig", "NoiseLadderConfig"
     if takes_noise:
         raise UserError(f"this agent's policy does not sample: use {noisy}, not {sampled}.")
-    raise UserError(f"this agent's policy samples by itself: use {sampled}, not {noisy}.")
+    raise UserError(f"this agent's policy samples its own actions: use {sampled}, not {noisy}.")

@@ -70,7 +70,7 @@ class RandomVector(Random):
     def __init__(self, spec: EnvSpec, random_vec_steps: int, seed: int, device: torch.device):
         if not isinstance(spec.action, Continuous):
             raise UserError(
-                f"{spec.name} has discrete actions, which this explorer cannot make; choose an agent and an "
+                f"{spec.name} has discrete actions, which this explorer cannot produce; choose an agent and an "
                 "explorer for discrete actions, say DQNConfig and EpsilonLadderConfig."
             )
         super().__init__(spec, random_vec_steps, seed, device)

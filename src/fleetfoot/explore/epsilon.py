@@ -15,7 +15,8 @@ from fleetfoot.explore.drawing import Drawing, RandomChoice, check_rungs
 
 @part
 class EpsilonAnnealConfig:
-    """Epsilon-greedy, one epsilon for all environments, which falls linearly and then stays (DQN, Gorila)."""
+    """Epsilon-greedy with one epsilon for all environments, which falls linearly and then stays constant
+    (DQN, Gorila)."""
 
     start: float = 1.0
     """Share of random actions at the start."""
@@ -78,7 +79,7 @@ class EpsilonLadderConfig:
     alpha: float = 7.0
     """The last environment has epsilon^(1 + alpha)."""
     first: int = 0
-    """The rung of this explorer's first environment, where several workers share one ladder."""
+    """The rung of this explorer's first environment, if several workers share one ladder."""
     total: int | None = None
     """Rungs of the whole ladder; None: as many as there are environments here."""
     random_vec_steps: int = 0
@@ -114,7 +115,7 @@ class EpsilonLadder(Drawing[RandomChoice]):
 
 @part
 class GreedyConfig:
-    """Always the action with the largest q-value, for actors that only show how good the agent is."""
+    """Always the action with the largest q-value, for actors that only evaluate."""
 
     random_vec_steps: int = 0
     """Vec steps of uniformly random actions at the start."""

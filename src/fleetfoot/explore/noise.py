@@ -24,7 +24,7 @@ class NoiseLadderConfig:
     """episode: each environment draws a new strength, uniform between the two, when its episode ends (FastTD3).
     never: evenly spaced from the first environment to the last, and constant (PQL)."""
     first: int = 0
-    """The rung of this explorer's first environment, where several workers share one ladder (redraw="never")."""
+    """The rung of this explorer's first environment, if several workers share one ladder (redraw="never")."""
     total: int | None = None
     """Rungs of the whole ladder; None: as many as there are environments here."""
     random_vec_steps: int = 0

@@ -50,7 +50,9 @@ def record(recipe: Recipe, spec: EnvSpec, policy: nn.Module, rows: int) -> Obser
     env: VecEnv = build_env(recipe.env.for_evaluation(), ENVS, seed, cpu, recipe.env_timeout)
     try:
         if (env.spec.obs_shape, env.spec.action) != (spec.obs_shape, spec.action):
-            raise UserError(f"{env.spec.name} shows other observations than the run was made with")
+            raise UserError(
+                f"{env.spec.name} has different observations from those the run was trained with"
+            )
         obs = env.reset()
         seen = [obs]
         while len(seen) * ENVS < rows:

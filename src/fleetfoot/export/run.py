@@ -71,7 +71,7 @@ def export_run(
         known = describe.describe(recipe, spec)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"{spec.name} describes itself in another form than docs/guides/deploy.md: {one_line(error)}."
+            f"{spec.name} has a description that does not follow docs/guides/deploy.md: {one_line(error)}."
         ) from error
     described = known | {
         "training": describe.training(recipe, Path(folder), chosen, loaded),

@@ -53,7 +53,7 @@ class LogConfig:
     """How often metrics are read and where they go besides metrics.jsonl."""
 
     every_vec_steps: int = 100
-    """Vec steps between two lines of the log. Not seconds, so that the same run gives the same lines."""
+    """Vec steps between two log lines. Not seconds, so that the same run gives the same lines."""
     tensorboard: bool = True
     """Write event files for TensorBoard."""
     wandb_project: str = ""
@@ -61,15 +61,15 @@ class LogConfig:
     wandb_entity: str = ""
     """User or team that the project belongs to; empty: your default."""
     wandb_group: str = ""
-    """Group of runs that belong together, such as the seeds of one study (also in Trackio)."""
+    """Group of related runs, such as the seeds of one study (also in Trackio)."""
     wandb_tags: tuple[str, ...] = ()
     """Tags of the run."""
     trackio_project: str = ""
-    """Project in Trackio, which is free and keeps its numbers on this machine; empty: none."""
+    """Project in Trackio, which is free and keeps its data on this machine; empty: none."""
     console: bool = True
-    """Show progress: a bar in a terminal, plain lines elsewhere."""
+    """Show progress: a bar in a terminal, plain lines otherwise."""
     console_seconds: float = 10.0
-    """Seconds between two plain lines where there is no terminal."""
+    """Seconds between two plain lines if there is no terminal."""
 
     def __post_init__(self) -> None:
         at_least(self, "log", every_vec_steps=1, console_seconds=0)

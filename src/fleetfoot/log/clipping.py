@@ -25,7 +25,7 @@ class ClippingNotice:
         self.readings = self.readings + 1 if share > ALLOWED else 0
         if self.readings == PATIENCE:
             message = (
-                f"{share:.1%} of the value targets lie outside of the range from {self.v_min:g} to {self.v_max:g} and "
+                f"{share:.1%} of the value targets lie outside the range from {self.v_min:g} to {self.v_max:g} and "
                 "are clipped: widen --agent.v-min and --agent.v-max, or give auto for both."
             )
             warnings.warn(message, Notice, stacklevel=2)

@@ -17,10 +17,10 @@ from fleetfoot.nn.normalize import RunningNorm
 
 @part
 class AutoencoderConfig:
-    """Convolutions, a short vector, and the same convolutions backwards."""
+    """An autoencoder: convolutions, a short latent vector, and the mirrored convolutions."""
 
     size: int = 64
-    """Numbers of the latent vector."""
+    """Size of the latent vector."""
     cnn: NatureCNNConfig = NatureCNNConfig()
     """The convolutions of the encoder; those of the decoder are their mirror image."""
 

@@ -31,7 +31,7 @@ class BroNetConfig:
     blocks: int = 2
     """Residual blocks."""
     head_gain: float = GAIN
-    """Gain of the output layer's orthogonal weights at the start."""
+    """Gain of the output layer's orthogonal initialisation."""
     head_bias: bool = True
     """The output layer has a bias."""
 

@@ -84,14 +84,14 @@ class MLPConfig:
     layer_norm: bool = False
     """LayerNorm between each hidden layer and its activation."""
     activation: tuple[Activation, ...] = ("relu",)
-    """relu, leaky_relu, elu, tanh or crelu: one for all hidden layers, or one each. `hidden` counts features after the
-    activation: with crelu, which makes two of each unit, a layer has half as many units."""
+    """relu, leaky_relu, elu, tanh or crelu: one for all hidden layers, or one each. `hidden` counts features
+    after the activation; crelu makes two per unit, so a layer then has half as many units."""
     head_std: float | None = None
-    """Start the output layer at N(0, head_std^2) with zero bias, instead of as torch's Linear does."""
+    """Initialise the output layer with N(0, head_std^2) and zero bias, instead of torch's default."""
     spectral_norm: bool = False
     """Divide the weights of each hidden layer by their largest singular value."""
     start: Start = "torch"
-    """orthogonal: all weights orthogonal with gain sqrt 2, all biases zero."""
+    """Initialisation. orthogonal: all weights orthogonal with gain sqrt 2, all biases zero."""
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return MLP(self, inputs, outputs, ensemble_size)
@@ -148,7 +148,7 @@ class SimNormMLPConfig:
     temperature: float = 1.0
     """Divides the logits of each code before its softmax."""
     head_std: float | None = None
-    """Start the output layer at N(0, head_std^2) with zero bias, instead of as torch's Linear does."""
+    """Initialise the output layer with N(0, head_std^2) and zero bias, instead of torch's default."""
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return SimNormMLP(self, inputs, outputs, ensemble_size)

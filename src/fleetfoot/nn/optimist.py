@@ -74,7 +74,7 @@ class IndependentConfig:
     net: NetworkConfig = BroNetConfig(width=256, blocks=1)
     """Network of the actor."""
     head_gains: tuple[float, float] = ORTHOGONAL
-    """Gains of the orthogonal weights for mean and log std at the start."""
+    """Gains of the orthogonal initialisation for mean and log std."""
 
     def build(self, encoder: Encoder, action_size: int, log_std: tuple[float, float]) -> Optimist:
         gains = self.head_gains

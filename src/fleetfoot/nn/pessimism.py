@@ -97,15 +97,16 @@ class FixedBound(Bound):
 
 @part
 class LearnedBoundConfig:
-    """Beta goes where targets and predictions agree."""
+    """Beta is learned so that targets and predictions agree."""
 
     beta: float = 1.0
-    """Beta at the start."""
+    """Initial beta."""
     learns_from: Literal["batch", "held_out"] = "held_out"
     """Rows the critics learn from (GPL), or rows they never see (VPL)."""
     form: Literal["unbiased", "bias", "mse"] = "unbiased"
-    """unbiased: what the critics overrate rows by, in spreads; bias: half the square of the mean gap, as if predictions
-    were true and targets wrong; mse: half the mean of its square, which noise in rewards drives too."""
+    """unbiased: how much the critics overestimate rows, in units of the spread; bias: half the square of the
+    mean gap, as if predictions were true and targets wrong; mse: half the mean squared gap, which noise in
+    rewards affects too."""
     normalize: bool = True
     """Divide the gap by a running mean of the slope, so that the loss does not depend on the scale of rewards."""
     kind: Literal["free", "softplus"] = "free"
@@ -203,12 +204,13 @@ class LearnedBound(Bound):
 
 @part
 class BanditBoundConfig:
-    """Exponential weights over a few betas, one of which holds from the end of a training episode to the next."""
+    """Exponential weights over a few betas, one of which is used from the end of one training episode to the
+    next."""
 
     betas: tuple[float, ...] = (1.0, 0.0)
     """The arms. TOP writes mean + beta * spread, so these are its -1 (pessimism) and 0 (optimism)."""
     lr: float = 0.1
-    """Step size of the weight of the arm that was in use."""
+    """Step size of the weight of the arm that was used."""
     decay: float = 0.9
     """Share of that weight that stays after each episode."""
     window: int = 5

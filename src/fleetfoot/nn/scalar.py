@@ -44,11 +44,11 @@ class ExpConfig:
     """exp(x) - offset: above -offset, without an upper end (DAC)."""
 
     start: float = 1.0
-    """exp(x) at the start."""
+    """Initial exp(x)."""
 
     def build(self, offset: float = 0.0) -> LearnedScalar:
         if self.start <= 0.0:
-            raise UserError(f"exp(x) starts above 0, not at {self.start}.")
+            raise UserError(f"exp(x) must start above 0, not at {self.start}.")
         return Exp(self, offset)
 
 
@@ -69,7 +69,7 @@ class SquashedConfig:
     """exp(low + (high - low) (1 + tanh(x)) / 2) - offset: between two ends (BRO)."""
 
     start: float = 1.0
-    """exp(...) at the start."""
+    """Initial exp(...)."""
     low: float = -10.0
     """Logarithm of the smallest value of exp(...)."""
     high: float = 7.5
@@ -79,7 +79,7 @@ class SquashedConfig:
         ends = math.exp(self.low), math.exp(self.high)
         if not ends[0] < self.start < ends[1]:
             raise UserError(
-                f"the number starts between {ends[0]:g} and {ends[1]:g}, not at {self.start}."
+                f"the number must start between {ends[0]:g} and {ends[1]:g}, not at {self.start}."
             )
         return Squashed(self, offset)
 

@@ -107,14 +107,16 @@ class WorldModelConfig:
     predict: Literal["delta", "absolute"] = "delta"
     """Predict the change of the observation, or the next observation itself."""
     reward_values: tuple[float, ...] = ()
-    """The rewards there are, where they are few: the model predicts their probabilities. None: a number."""
+    """All possible rewards, if there are few: the model predicts their probabilities. None: it predicts a
+    number."""
     squash_reward: bool = False
-    """Learn sign(r) log(1 + |r|), for tasks in which a few rewards are far larger than all others."""
+    """Learn sign(r) log(1 + |r|), for tasks with a few rewards far larger than all others."""
     linear_beyond: float | None = None
-    """Errors of the next observation beyond so many deviations count linearly (Huber's loss), so that numbers that
-    jump, such as contacts, do not outweigh the others; None: squared, however large."""
+    """Errors of the next observation beyond this many standard deviations count linearly (Huber loss), so
+    that features that jump, such as contacts, do not dominate; None: always squared."""
     net: NetworkConfig = MLPConfig(hidden=(128, 128))
-    """From observation and action to the next observation, and with that to reward and continuation."""
+    """Network from observation and action to the next observation, and from all three to reward and
+    continuation."""
 
     def __post_init__(self) -> None:
         if self.predict not in ("delta", "absolute"):

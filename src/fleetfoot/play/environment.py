@@ -285,7 +285,7 @@ def jpeg(picture: NDArray[np.uint8]) -> bytes:
     from PIL import Image
 
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8:
-        raise UserError("the environment draws no picture of 8-bit colours.")
+        raise UserError("the environment does not render 8-bit colour pictures.")
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "JPEG", quality=QUALITY)
     return out.getvalue()

@@ -140,7 +140,7 @@ def check_screen() -> None:
     wanted = ("DISPLAY", "WAYLAND_DISPLAY")
     if platform.system() == "Linux" and not any(os.environ.get(name) for name in wanted):
         raise UserError(
-            "there is no screen here (DISPLAY is not set); leave --viewer native out, and open the page in a browser."
+            "there is no screen here (DISPLAY is not set); leave out --viewer native, and open the page in a browser."
         )
 
 

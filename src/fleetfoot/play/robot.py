@@ -70,7 +70,7 @@ class SimulatedRobot:
     def __init__(self, about: deploy.About, robot: Robot) -> None:
         timestep = _told(about).get("timestep")
         if not isinstance(timestep, (int, float)) or not 1e-5 < timestep < 0.1:
-            raise UserError(f"{about.name} does not say the timestep of its physics.")
+            raise UserError(f"{about.name} does not give the timestep of its physics.")
         if (
             about.control_hz is None
             or not 1 <= round(1 / (timestep * about.control_hz)) <= MOST_STEPS
@@ -100,7 +100,7 @@ class SimulatedRobot:
         self.begin()
         needed = {term.name for term in about.terms if term.source == "sensor"}
         if missing := needed - self.read().keys():
-            raise UserError(f"the model of {robot.name} cannot sense {sorted(missing)[0]!r}.")
+            raise UserError(f"the model of {robot.name} has no sensor for {sorted(missing)[0]!r}.")
 
     def begin(self) -> None:
         """Stand still in the standing pose."""

@@ -54,7 +54,7 @@ def play(
     source = open_source(places, which, model)
     if native:
         if source.robot is None:
-            raise UserError("MuJoCo's viewer shows robots only; leave --viewer native out.")
+            raise UserError("MuJoCo's viewer shows only robots; leave out --viewer native.")
         play_native(source.policies, source.robot)
         return
     session = open_session(source, host=host, port=port)

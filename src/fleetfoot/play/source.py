@@ -48,7 +48,9 @@ def open_source(places: Sequence[Path], which: Which = "best", model: Path | Non
             check_same(first.about, policy.about)
         return Source(policies, robot.find(first.about, model), None)
     if model is not None:
-        raise UserError(f"{first.about.name} does not tell its joints, so --model is of no use.")
+        raise UserError(
+            f"{first.about.name} does not describe its joints, so --model has no effect."
+        )
     if recipe is None:
         recipe = recipe_inside(first.about)
     return Source(policies, None, recipe.env)

@@ -53,7 +53,7 @@ def read_file(path: Path | str) -> Recipe:
         return read_recipe(path)
     tree = _tree(path)
     if not isinstance(tree, dict):
-        raise UserError(f"{path} holds no recipe: it must be a table of fields and values.")
+        raise UserError(f"{path} is not a recipe: it must be a table of fields and values.")
     if {"format", "digest"} & tree.keys():  # that of a run folder
         return from_stored(read_stored(path, "recipe"), path)
     load_own_parts()
@@ -73,7 +73,7 @@ def _whole(tree: dict[str, Any], path: Path) -> Recipe:
     ]
     if missing := [name for name in required if name not in tree]:
         raise UserError(
-            f"{path} does not state {missing[0]}. A file with only some fields says which recipe it starts from: "
+            f"{path} does not state {missing[0]}. A file with only some fields must say which recipe it starts from: "
             f'"{BASE}": "{recipes.DEFAULT}".'
         )
     return from_stored({"part": "Recipe", **tree}, path)
@@ -129,7 +129,7 @@ def _table(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     made: dict[Any, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise UserError(f"{name!r:.80} stands there twice.")
+            raise UserError(f"{name!r:.80} is given twice.")
         made[name] = value
     return made
 

@@ -157,7 +157,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         lambda: mujoco(fast_td3.mujoco("Walker2d-v5", 500.0, 5_000)),
     ),
     "flash_sac/own": (
-        "an environment of your own (--env ...), whatever its rewards, on CPU cores",
+        "your own environment (--env ...), whatever its rewards, on CPU cores",
         own,
     ),
     "flash_sac/pendulum": ("pendulum swing-up written in torch", pendulum),
@@ -167,7 +167,7 @@ for _name, (_task, _what) in TASKS.items():
     RECIPES |= {
         f"flash_sac/{_name}": (f"{_what} (MuJoCo Playground); needs a GPU", _plain),
         f"flash_sac/{_name}-published": (
-            "the same with as many robots as the authors have",
+            "the same with as many robots as the authors used",
             partial(playground, f"{_name}-published", _task, 1_024),
         ),
         f"flash_sac/{_name}-large": (

@@ -65,12 +65,12 @@ class EvictionConfig(Protocol):
 
 @part
 class FifoConfig:
-    """A soft capacity: from time to time the excess is dropped, the oldest rows first."""
+    """A soft capacity: the excess is dropped periodically, the oldest rows first."""
 
     every_updates: int = 100
     """Updates between two trims."""
     slack: float = 0.05
-    """Room between two trims, as a share of the capacity. 0: a hard capacity."""
+    """Extra room between two trims, as a share of the capacity. 0: a hard capacity."""
 
     def __post_init__(self) -> None:
         if self.every_updates < 1 or not 0.0 <= self.slack < math.inf:
@@ -120,13 +120,13 @@ class Fifo:
 
 @part
 class InverseConfig:
-    """A hard capacity: rows to drop are drawn at random, the more likely the lower their priority (Ape-X DPG)."""
+    """A hard capacity: rows to drop are drawn at random, low priorities more likely (Ape-X DPG)."""
 
     exponent: float = -0.4
-    """P(row goes) is proportional to priority ** exponent."""
+    """P(row is dropped) is proportional to priority ** exponent."""
     slack: float = 1.0
-    """Room for rows that outlive others, as a share of the capacity; with 1 a row can live up to twice as long as
-    if the oldest always went, and the replay takes twice the memory."""
+    """Extra room for rows that outlive others, as a share of the capacity. With 1, a row can live up to twice
+    as long as in first-in-first-out order, and the replay takes twice the memory."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.slack < math.inf or not -math.inf < self.exponent <= 0:

@@ -25,14 +25,15 @@ from fleetfoot.rng import generator_state, restore_generator
 
 @part
 class HeldOutUniformConfig:
-    """Every row is equally likely among those to learn from; a share of all rows is held out (`Batch.held_out`)."""
+    """Uniform sampling, with a share of all rows held out and never learned from (`Batch.held_out`)."""
 
     prioritised: ClassVar[bool] = False
 
     share: float = 1 / 16
     """Share of all episodes, or of all rows, that is held out."""
     by: Literal["episode", "transition"] = "episode"
-    """What is held out as a whole. Neighbours in an episode are alike, so single transitions are less independent."""
+    """The unit that is held out. Neighbours in an episode are similar, so single transitions are less
+    independent."""
     rows: int = 256
     """Held-out rows that come with each batch."""
 
@@ -45,7 +46,7 @@ class HeldOutUniformConfig:
     def check(self, n_step: int) -> None:
         if n_step > 1 and self.by == "transition":
             raise UserError(
-                f"a return of {n_step} steps would read the rewards of transitions held out: use "
+                f"a return of {n_step} steps would read the rewards of held-out transitions: use "
                 "--replay.sampler.by episode, or --replay.n-step 1."
             )
 
@@ -60,7 +61,7 @@ class HeldOutUniformConfig:
     ) -> HeldOutUniform:
         if ring.writers > 1:
             raise UserError(
-                "rows can be held out where one process appends, not several: use --topology SynchronousConfig."
+                "rows can be held out only if a single process appends: use --topology SynchronousConfig."
             )
         return HeldOutUniform(self, ring, seed, device)
 

@@ -25,7 +25,7 @@ def make_mirror(spec: EnvSpec, device: torch.device) -> Mirror:
             "--replay.no-mirror, or set EnvSpec.symmetry."
         )
     if (problem := problem_of(spec.symmetry, spec)) is not None:
-        raise UserError(f"the symmetry of {spec.name} is not one: {problem}.")
+        raise UserError(f"the symmetry of {spec.name} is invalid: {problem}.")
     return Mirror(spec.symmetry, device)
 
 

@@ -26,12 +26,12 @@ GIB = 1024**3
 
 @part
 class ReplayConfig:
-    """The replay memory: its capacity, the n-step return and how rows are drawn."""
+    """The replay memory: its capacity, the n-step return and how rows are sampled."""
 
     capacity: int = 1_000_000
     """Transitions kept, over all environments together."""
     capacity_gib: float | None = None
-    """Size of the memory in GiB; where it is given, `capacity` does not count."""
+    """Size of the memory in GiB; if given, `capacity` is ignored."""
     n_step: int = 1
     """Steps of the return (n); windows are folded when sampled."""
     storage: Literal["float32", "bf16"] = "float32"
@@ -41,7 +41,7 @@ class ReplayConfig:
     final_share: float = 1 / 64
     """Room for the last observations of truncated episodes, as a share of all rows."""
     mirror: bool = False
-    """Learn from mirror images too: half of the rows of every batch are mirrored. For environments with a symmetry."""
+    """Mirror half of the rows of every batch. For environments that declare a symmetry."""
     sampler: SamplerConfig = UniformConfig()
 
     def __post_init__(self) -> None:

@@ -163,13 +163,13 @@ class ProportionalConfig:
     prioritised: ClassVar[bool] = True
 
     alpha: float = 0.6
-    """How much errors count; 0 draws uniformly."""
+    """How much errors count; 0: uniform sampling."""
     beta: float = 0.4
-    """How much of that the importance weights take back; 1: all of it."""
+    """How much of that the importance weights correct; 1: all of it."""
     stratified: bool = True
-    """Draw one row from each of B equal shares of all priorities, instead of B independent rows."""
+    """Sample one row from each of B equal shares of all priorities, instead of B independent rows."""
     largest_weight: Literal["batch", "buffer"] = "batch"
-    """Weights are divided by the largest one: of the batch, or of all rows."""
+    """Weights are divided by the largest one, either of the batch or of all rows."""
     eviction: EvictionConfig = FifoConfig()
 
     def __post_init__(self) -> None:

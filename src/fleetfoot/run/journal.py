@@ -310,7 +310,7 @@ class Journal:
         except UserError as error:
             return False, f"its state was not saved ({error})"
         steps = f"{self.vec_steps:,}"
-        return True, f"saved after {steps} vec steps, fleetfoot resume {self.folder} goes on"
+        return True, f"saved after {steps} vec steps; fleetfoot resume {self.folder} continues it"
 
     def state(self, subject: Subject, *, with_replay: bool) -> State:
         """The state of the whole run."""

@@ -160,7 +160,7 @@ def check_same_weights(agent: Agent, ranks: Ranks) -> None:
         if any(other != sums_by_rank[0] for other in sums_by_rank):
             raise UserError(
                 "the processes no longer hold the same weights, so nothing was saved; does "
-                f"{type(agent).__name__} change weights by other means than its steppers?"
+                f"{type(agent).__name__} change weights without its steppers?"
             )
 
 

@@ -133,7 +133,7 @@ def read_table(place: Path) -> RunTable:
         if len(run.env_steps) > 0:
             runs.append(run)
     if not runs:
-        raise UserError(f"no run in {place} has been evaluated yet; fleetfoot scale run goes on.")
+        raise UserError(f"no run in {place} has been evaluated yet; fleetfoot scale run continues.")
     if len(notes) > 1:
         notes = [f"{len(notes)} runs have not made all their steps, {notes[0]}"]
     return checked(RunTable(runs, notes))
@@ -170,7 +170,7 @@ def check_mixture(recipes: Sequence[Recipe]) -> None:
             if fields.get(name) != expected.get(name):
                 raise UserError(
                     f"these are mixed recipes: {known.name} and {recipe.name} differ in {name} "
-                    f"({expected.get(name)} and {fields.get(name)}), which is no axis of a study."
+                    f"({expected.get(name)} and {fields.get(name)}), which is not an axis of a study."
                 )
 
 
@@ -229,7 +229,7 @@ def _read_csv(path: Path) -> RunTable:
             reader = csv.DictReader(file)
             wanted = [*CONFIG_COLUMNS, *EVALUATION_COLUMNS]
             if missing := [name for name in wanted if name not in (reader.fieldnames or [])]:
-                raise UserError(f"{path} is no table of a study: it has no column {missing[0]}.")
+                raise UserError(f"{path} is not a table of a study: it has no column {missing[0]}.")
             runs = list(_runs_of(reader))
     except (ValueError, TypeError, OverflowError, csv.Error) as error:  # a line is cut short, say
         raise UserError(f"{path} cannot be read: {one_line(error)}.") from error

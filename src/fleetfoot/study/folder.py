@@ -101,7 +101,7 @@ def open_study(
             if folder.exists() and (
                 folder.is_file() or any(p.name[0] != "." for p in folder.iterdir())
             ):
-                raise UserError(f"{folder} exists and is no study; give another --folder.")
+                raise UserError(f"{folder} exists and is not a study; give another --folder.")
     else:
         stored = read_study(folder)
         if stored.seeds != seeds:
@@ -144,7 +144,7 @@ def check_no_cluster(recipe: Recipe) -> None:
     that was read from disk is not believed."""
     if getattr(getattr(recipe.topology, "ray", None), "address", ""):
         raise UserError(
-            "a run in a process of its own joins no Ray cluster: leave out --topology.ray.address."
+            "a run in a separate process cannot join a Ray cluster: leave out --topology.ray.address."
         )
 
 
@@ -154,7 +154,7 @@ def is_study(folder: Path) -> bool:
 
 def read_study(folder: Path) -> Study:
     if not is_study(folder):
-        raise UserError(f"{folder} is no study: it has no study.json.")
+        raise UserError(f"{folder} is not a study: it has no study.json.")
     path = folder / "study.json"
     tree = read_json(path)
     if not isinstance(tree, dict):

@@ -135,7 +135,7 @@ class Search:
             params = {axis.path: self._value_of(axis, settings[axis.path]) for axis in self.axes}
         except (KeyError, ValueError) as error:
             raise UserError(
-                f"{self.study.folder} cannot go on: {name} is no trial of this search."
+                f"{self.study.folder} cannot continue: {name} is not a trial of this search."
             ) from error
         state, step = stored_trials(self.study).get(name, ("running", 0))
         job = self.study.job(name)
@@ -215,7 +215,7 @@ class Search:
         if axis.path not in self.whole:
             return made.FloatDistribution(axis.low, axis.high, log=axis.log)
         if axis.low % 1 or axis.high % 1:
-            raise UserError(f"--over {axis.path}: a range of whole numbers has whole ends.")
+            raise UserError(f"--over {axis.path}: a range of whole numbers must have whole ends.")
         return made.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
 
     def _value_of(self, axis: Axis, text: str) -> Any:

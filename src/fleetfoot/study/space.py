@@ -60,10 +60,10 @@ def _range_of(path: str, first: str, last: str, *, log: bool) -> Axis:
     try:
         low, high = float(first), float(last)
     except ValueError:
-        raise UserError(f"--over {path}: {first}..{last} is no range of numbers.") from None
+        raise UserError(f"--over {path}: {first}..{last} is not a range of numbers.") from None
     if not low < high or (log and low <= 0):
         above = " above 0" if log else ""
-        raise UserError(f"--over {path}: a range goes from a number{above} to a larger one.")
+        raise UserError(f"--over {path}: a range must go from a number{above} to a larger one.")
     return Axis(path, (), low, high, log)
 
 

@@ -22,14 +22,15 @@ from fleetfoot.topologies import overlap
 
 @part
 class SynchronousConfig:
-    """One process, or the same on several GPUs; after each vec step the updates that the pace owes."""
+    """One process, or the same on several GPUs; after each vec step come the updates that are due."""
 
     across_ranks: ClassVar[bool] = True
     diagnoses: ClassVar[bool] = True
 
     overlap: bool = False
-    """Make the updates owed after a vec step while the next one is simulated. Its actions then come from a policy that
-    is one vec step's updates older; everything else stays the same, and the same seed still gives the same result."""
+    """Make the updates due after a vec step while the next one is simulated. Its actions then come from a
+    policy that is one vec step's updates older. Everything else stays the same, and the same seed still
+    gives the same result."""
 
     @property
     def on_policy(self) -> bool:

@@ -44,11 +44,11 @@ class EnvPoolConfig:
 
     task: str = "WalkerRun-v1"
     action_repeat: int = 1
-    """Steps of the task that one action is held for; their rewards are summed."""
+    """Task steps for which an action is repeated; their rewards are summed."""
     max_episode_steps: int = 0
     """Steps of the task (not of the agent) until truncation; 0: its own limit."""
     threads: int = 0
-    """Threads that step the environments; 0: as many as there are usable cores."""
+    """Threads that step the environments; 0: all available cores."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments for `envpool.make`."""
 
@@ -76,13 +76,13 @@ class EnvPoolTasksConfig:
     set: str = "mt10"
     """mt10, mt50, dogs, humanoids or dogs_and_humanoids; empty: `tasks`."""
     tasks: tuple[str, ...] = ()
-    """EnvPool's ids, where `set` is empty."""
+    """EnvPool's ids, if `set` is empty."""
     action_repeat: int = 1
-    """Steps of a task that one action is held for; their rewards are summed."""
+    """Steps of a task for which an action is repeated; their rewards are summed."""
     max_episode_steps: int = 0
     """Steps of every task (not of the agent) until truncation; 0: its own limit."""
     threads: int = 0
-    """Threads that step the environments; 0: as many as there are usable cores."""
+    """Threads that step the environments; 0: all available cores."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments for `envpool.make` of every task."""
 
@@ -92,7 +92,7 @@ class EnvPoolTasksConfig:
             known = ", ".join(SETS)
             raise UserError(
                 f"no set of tasks is named {self.set!r}; there are {known}.{nearest(self.set, SETS)} "
-                "For tasks of your own: --env.set '' --env.tasks ID ID ..."
+                "For your own list: --env.set '' --env.tasks ID ID ..."
             )
         if bool(self.set) == bool(self.tasks):
             raise UserError("give either env.set or env.tasks, and leave the other empty.")
@@ -222,7 +222,7 @@ class EnvPoolEnv(HostEnv):
         try:
             return self.pools[index % every].draw(index // every)
         except UserError as why:
-            raise UserError(f"{self.spec.name} cannot be drawn here: {why}") from None
+            raise UserError(f"{self.spec.name} cannot be rendered here: {why}") from None
 
     def close(self) -> None:
         self.pools = []  # EnvPool's destructor ends the threads

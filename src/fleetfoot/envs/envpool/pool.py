@@ -232,7 +232,7 @@ def _check_gl() -> None:
     from fleetfoot.envs.render import backend
 
     if (gl := backend()) not in ("egl", "native"):
-        raise UserError(f"EnvPool draws with EGL, and what works here is {gl}.")
+        raise UserError(f"EnvPool renders with EGL, but what works here is {gl}.")
     if gl == "egl" and not _load_egl():
         raise UserError("EnvPool was imported before fleetfoot, without the system's EGL.")
 

@@ -161,7 +161,7 @@ class LabEnv(NoState):
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         raise UserError(
-            f"{self.spec.name} cannot be drawn here; use Isaac Lab's own `play.py --video`."
+            f"{self.spec.name} cannot be rendered here; use Isaac Lab's own `play.py --video`."
         )
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class IsaacLabConfig:
 
     id: str = "Isaac-Velocity-Flat-G1-v0"
     action_scale: float = 1.0
-    """What an action of 1 becomes; these tasks have no bounds of their own."""
+    """What an action of 1 becomes; actions of these tasks are unbounded."""
     spread_ends: bool = True
     """The first episodes end at random times instead of all at once."""
 
@@ -232,7 +232,7 @@ class IsaacLabConfig:
 
 def check_scale(action_scale: float) -> None:
     if not 0 < action_scale < math.inf:
-        raise UserError(f"env.action_scale is a positive number, not {action_scale}.")
+        raise UserError(f"env.action_scale must be a positive number, not {action_scale}.")
 
 
 class Simulation:

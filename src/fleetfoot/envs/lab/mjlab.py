@@ -43,9 +43,9 @@ class MjlabConfig:
 
     task: str = "Mjlab-Velocity-Flat-Unitree-Go1"
     action_scale: float = 1.0
-    """What an action of 1 becomes; mjlab's actions have no bounds."""
+    """What an action of 1 becomes; mjlab's actions are unbounded."""
     exact_final_obs: bool = True
-    """False: a cheaper step, and truncated rows teach nothing."""
+    """False: a cheaper step, but truncated rows are not learned from."""
     spread_ends: bool = False
     """The first episodes end at random times instead of all at once."""
     play: bool = False
@@ -177,7 +177,7 @@ def _change(cfg: Any, path: str, value: Any) -> None:
         inside = place if isinstance(place, dict) else getattr(place, "__dict__", {})
         if key not in inside:
             raise UserError(
-                f"env.changes: {path!r} leads nowhere, there is no {key!r}.{nearest(key, inside)}"
+                f"env.changes: {path!r} does not exist: there is no {key!r}.{nearest(key, inside)}"
             )
         if depth == len(keys):
             inside[key] = value
@@ -219,7 +219,7 @@ def _load(module: str) -> Any:
         if error.name is not None and not error.name.startswith("mjlab"):
             raise UserError(
                 f"mjlab cannot be imported: {' '.join(str(error).split())}. "
-                "Give it a Python environment of its own (docs/environments/mjlab.md)."
+                "Give it a separate Python environment (docs/environments/mjlab.md)."
             ) from None
         raise UserError(f"mjlab tasks need mjlab 1.6: {install_line('mjlab')}") from None
     finally:

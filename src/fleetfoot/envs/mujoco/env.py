@@ -42,10 +42,10 @@ class MuJoCoConfig:
 
     task: str = "HalfCheetah-v5"
     threads: int = 0
-    """Threads of the physics; 0: as many as there are usable cores."""
+    """Physics threads; 0: all available cores."""
     episode_length: int | None = None
-    """Steps after which training episodes are truncated; evaluation uses the task's own length. Many environments that
-    start together and never restart show the learner little more than what came of their common beginning."""
+    """Steps after which training episodes are truncated; evaluation uses the task's own length. If many
+    environments start together and never restart, the learner sees little beyond their common start."""
     mass_range: Range | None = None
     """Factors on each body's mass and inertia, drawn per environment."""
     friction_range: Range | None = None

@@ -42,13 +42,13 @@ class PlaygroundConfig:
     randomize_domain: bool = False
     """Randomise masses, friction and gains per robot, as the task defines it."""
     pushes: bool = False
-    """Push the robot, where the task defines pushes."""
+    """Push the robot, if the task defines pushes."""
     tuned_reward: bool = False
     """FastTD3's reward weights, for the joystick tasks of T1 and G1."""
     start_states: int = 1024
     """Start states drawn when the environments are built; each episode begins with one of them."""
     metrics: bool = False
-    """Log the task's own metrics, such as the terms of its reward."""
+    """Log the task's own metrics, such as its reward terms."""
     overrides: tuple[str, ...] = ()
     """Changes to the task's config, as in noise_config.level=0.5, and to MuJoCo Warp's options, as in
     warp.graph_conditional=false."""

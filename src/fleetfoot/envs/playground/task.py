@@ -260,7 +260,7 @@ def _sizes(env: Any, task: str, obs: Any) -> tuple[int, int, int]:
     if not isinstance(obs, dict):
         return int(obs.shape[-1]), 0, 0
     if "state" not in obs or any(name.startswith("pixels") for name in obs):
-        raise UserError(f"{task} shows {sorted(obs)}; only tasks that show numbers can be used.")
+        raise UserError(f"{task} shows {sorted(obs)}; only tasks that observe numbers can be used.")
     size = int(obs["state"].shape[-1])
     if "privileged_state" not in obs:
         return size, 0, 0

@@ -23,17 +23,17 @@ Range: TypeAlias = tuple[float, float]
 
 @part
 class ConditionsConfig:
-    """What makes a simulated robot more like a real one."""
+    """Conditions that make a simulated robot more like a real one."""
 
     noise: float = 1.0  # factor on the noise of the task's observations; 0: none
     noise_of: tuple[
         str, ...
-    ] = ()  # other widths for some observations: "gyro=0.1" is uniform within 0.1
-    history: int = 1  # observations the policy sees: the newest and some before it, oldest first
-    # Actions and observations arrive late by up to so many control steps, drawn for each episode.
+    ] = ()  # other amplitudes for some observations: "gyro=0.1" is uniform within 0.1
+    history: int = 1  # number of observations the policy sees, oldest first
+    # Actions and observations are delayed by up to this many control steps, drawn for each episode.
     action_delay: int = 0
     obs_delay: int = 0
-    # A push changes the velocity in the plane at once, by a speed (m/s) in a random direction; None: nobody pushes.
+    # A push suddenly changes the horizontal velocity by a speed (m/s) in a random direction; None: no pushes.
     push_speed: Range | None = None
     push_seconds: Range = (5.0, 10.0)  # time between pushes, drawn for each episode
     randomise: RandomiseConfig = RandomiseConfig()
@@ -63,7 +63,7 @@ def by_name(field: str, given: tuple[str, ...]) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError:
-            raise UserError(f"{field} {entry!r} must read name=number.") from None
+            raise UserError(f"{field} {entry!r} must have the form name=number.") from None
     return found
 
 

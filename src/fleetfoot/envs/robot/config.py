@@ -48,22 +48,24 @@ class RobotConfig:
     """A robot that follows a joystick, on CPU cores or on a GPU."""
 
     robot: str = "go1"  # go1, t1 or g1
-    # stock: the physics of MuJoCo Playground's task of this robot. fast: longer timesteps, to train with.
+    # stock: the physics of MuJoCo Playground's task for this robot. fast: longer timesteps, for training.
     variant: Literal["stock", "fast"] = "fast"
     # rough: plates of up to 5 cm. Evaluation keeps the ground.
     ground: Literal["flat", "rough"] = "flat"
-    # cpu: MuJoCo's threads; warp: MuJoCo Warp, which needs a GPU; auto: warp on a GPU, else cpu.
+    # cpu: MuJoCo's threads; warp: MuJoCo Warp, which needs a GPU; auto: warp on a GPU, otherwise cpu.
     engine: EngineName = "auto"
-    threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
-    # Of training; None: the task's own, 1000 control steps of 0.02 s.
+    threads: int = 0  # of the CPU engine; 0: all available cores
+    # Length of training episodes; None: the task's own, 1000 control steps of 0.02 s.
     episode_length: int | None = None
-    # Weights of the reward to change while training: "action_rate=-0.01".
+    # Reward weights to change in training: "action_rate=-0.01".
     reward: tuple[str, ...] = ()
-    # Playground counts a negative reward of Go1 and T1 as zero. A learner that is to explore hears more without it.
+    # As in Playground, negative rewards of Go1 and T1 count as zero. Without it, an exploring agent gets more signal.
     clip_reward: bool = True
-    curriculum: bool = False  # commands begin small and grow with success, for each robot by itself
+    curriculum: bool = (
+        False  # commands begin small and grow with success, for each robot separately
+    )
     conditions: ConditionsConfig = ConditionsConfig()
-    execution: Execution = "auto"  # of the vec step on a GPU; auto: recorded
+    execution: Execution = "auto"  # how a GPU runs the vec step; auto: recorded
     # On a GPU: the same bits from the same seed. It cannot be recorded, and is much slower.
     deterministic: bool = False
     render_width: int = 640

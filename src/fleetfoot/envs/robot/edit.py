@@ -68,7 +68,9 @@ def _stand_on_corners(spec: mujoco.MjSpec, floor: Any) -> None:
         (name,) = names - {floor.name}
         sole = geoms[name]
         if sole.type != mujoco.mjtGeom.mjGEOM_BOX:
-            raise UserError(f"rough ground needs boxes in pairs with the floor; {name!r} is none.")
+            raise UserError(
+                f"rough ground needs boxes in pairs with the floor; {name!r} is not one."
+            )
         floor.contype |= GROUND
         turn = np.zeros(9)
         mujoco.mju_quat2Mat(turn, np.asarray(sole.quat, np.float64))

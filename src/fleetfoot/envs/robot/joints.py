@@ -25,7 +25,7 @@ def joints_of(model: mujoco.MjModel) -> Joints:
     if model.nu == 0:
         raise UserError("the model has no actuators; add an <actuator> section.")
     if (model.actuator_trntype != mujoco.mjtTrn.mjTRN_JOINT).any():
-        raise UserError("every actuator must act on a joint, of one coordinate.")
+        raise UserError("every actuator must act on a joint with one coordinate.")
     ids = model.actuator_trnid[:, 0].astype(np.int64)
     if not np.isin(
         model.jnt_type[ids], (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)

@@ -47,7 +47,7 @@ def symmetry(
     def block(name: str, size: int) -> Reflection:
         if name not in kinds:
             raise UserError(
-                f"the task names in `mirror` what a mirror makes of its observations, but not of {name!r}."
+                f"`mirror` of the task does not say how to mirror its observation {name!r}."
             )
         return _block(name, kinds[name], size, joints, feet)
 
@@ -137,7 +137,7 @@ def _joints(built: Built) -> Reflection:
     if apart.any():
         i = int(np.flatnonzero(apart)[0])
         raise UserError(
-            f"joints {built.names[i]!r} and {built.names[index[i]]!r} of {robot.name} are no mirror images of each "
-            "other: axis, standing pose or action scale."
+            f"joints {built.names[i]!r} and {built.names[index[i]]!r} of {robot.name} are not mirror images of "
+            "each other: axis, standing pose or action scale differ."
         )
     return Reflection(tuple(index), tuple(float(s) for s in sign))

@@ -39,7 +39,8 @@ BY_EPISODE = ("friction", "kp", "kd", "strength")
 
 @part
 class RandomiseConfig:
-    """Ranges to draw from, uniformly; None: as in the model. Each robot keeps its own, but for `every_episode`."""
+    """Ranges to draw from, uniformly; None: as in the model. Each robot keeps its values, except with
+    `every_episode`."""
 
     friction: Range | None = None  # sliding friction of the floor
     mass: Range | None = None  # a factor for each link, on its mass and inertia
@@ -50,8 +51,8 @@ class RandomiseConfig:
     strength: Range | None = None  # a factor for each joint's largest torque
     joint_friction: Range | None = None  # a factor for each joint
     armature: Range | None = None  # a factor for each joint
-    joint_zero: Range | None = None  # radians by which each joint's zero is off
-    every_episode: bool = False  # friction, kp, kd and strength are drawn anew for each episode
+    joint_zero: Range | None = None  # zero offset of each joint, in radians
+    every_episode: bool = False  # redraw friction, kp, kd and strength for each episode
 
     def __post_init__(self) -> None:
         factors = ("friction", "mass", "kp", "kd", "strength", "joint_friction", "armature")

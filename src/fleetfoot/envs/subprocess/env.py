@@ -222,7 +222,7 @@ class ProcessEnv(HostEnv):
             except UserError as error:  # a whole answer: nothing is left over
                 why = error
         if why is not None:
-            raise UserError(f"{self.spec.name} cannot be drawn here: {why}")
+            raise UserError(f"{self.spec.name} cannot be rendered here: {why}")
         height, width = struct.unpack("<II", data[:8])
         return np.frombuffer(data, np.uint8, offset=8).reshape(height, width, 3).copy()
 

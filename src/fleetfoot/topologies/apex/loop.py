@@ -50,7 +50,7 @@ class ActorLearnerConfig:
     actors: int = 4
     """Actor processes (M); each has num_envs / M environments."""
     block_vec_steps: int = 25
-    """Steps of an actor's environments that travel together."""
+    """Steps of an actor's environments that are sent together."""
     blocks_ahead: int = 2
     """Blocks requested from each actor at once, which bounds how many may wait for the learner."""
     publish_every_vec_steps: int = 100
@@ -60,11 +60,13 @@ class ActorLearnerConfig:
     acting: Literal["float32", "bf16"] = "float32"
     """bf16: actors run their networks in bfloat16, which makes convolutions faster on cores that support it."""
     free: bool = False
-    """The learner and the actors do not wait for each other; False: the updates that the pace owes."""
+    """The learner and the actors do not wait for each other; False: the learner makes the updates that are
+    due by `pace`."""
     max_reuse: float = 32.0
-    """free: rows learned from per row received, at most. A learner that has used them up waits for the actors."""
+    """With free: at most this many rows learned from per row received. Beyond that the learner waits for the
+    actors."""
     lockstep: bool = False
-    """One actor and the learner take turns: the same weights as `synchronous`, for tests."""
+    """One actor and the learner take turns; the same weights as `synchronous`, for tests."""
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class ActorLearnerConfig:
         if not 0 < self.max_reuse < float("inf"):
             raise UserError(f"topology.max_reuse must be above 0, not {self.max_reuse}.")
         if self.lockstep and (self.actors > 1 or self.free):
-            raise UserError("topology.lockstep is for one actor, and not free.")
+            raise UserError("topology.lockstep needs one actor, and no topology.free.")
 
     def run(self, recipe: Recipe, folder: Path, state: dict[str, Any] | None) -> Result:
         self.check(recipe)

@@ -60,8 +60,8 @@ class ParameterServerConfig:
     shift_vec_steps: int = 50
     """Vec steps that a bundle makes between two reports."""
     lockstep: bool = False
-    """Bundles take turns and pull before every action. The result is deterministic, and with one bundle it is that of
-    `synchronous`."""
+    """Bundles take turns and pull before every action. The result is deterministic, and with one bundle it
+    equals that of `synchronous`."""
     ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:

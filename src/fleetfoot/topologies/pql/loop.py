@@ -111,7 +111,7 @@ class SplitLearnersConfig:
     free: bool = False
     """After the warm-up no stage waits for another, whatever the ratios become."""
     lockstep: bool = False
-    """The three take turns: the same weights as `synchronous`, for tests."""
+    """The three stages take turns; the same weights as `synchronous`, for tests."""
     placement: Placement = InProcessConfig()
 
     def __post_init__(self) -> None:

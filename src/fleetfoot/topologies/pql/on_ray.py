@@ -49,7 +49,7 @@ class RoleConfig:
     cpus: float = 1.0
     """Cores that it asks the cluster for, and threads that it uses."""
     gpus: float = -1.0
-    """GPUs that it asks for; 0: it works on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
+    """GPUs that it asks for; 0: it runs on the CPU; below 0: a third of one, if the recipe's device is a GPU."""
 
     def __post_init__(self) -> None:
         at_least(self, "role", cpus=0)
@@ -63,7 +63,7 @@ class RoleConfig:
 
 @part
 class OnRayConfig(ClusterFields):
-    """Ray actors, in processes of their own. By default they share one GPU."""
+    """Ray actors, in separate processes. By default they share one GPU."""
 
     actor: RoleConfig = RoleConfig()
     critic_learner: RoleConfig = RoleConfig()

@@ -93,7 +93,7 @@ def _gone(node: Any, name: str) -> bool:
 
 
 def _line(folder: Path | None) -> str:
-    go_on = f": fleetfoot resume {folder} goes on from it" if folder else ""
+    go_on = f": fleetfoot resume {folder} continues from it" if folder else ""
     return (
         "Ray's servers on this machine are gone (killed, or out of memory), and with them the workers; the last "
         f"checkpoint is kept{go_on}."

@@ -44,8 +44,8 @@ def pack_recipe(recipe: Recipe) -> PackedRecipe:
     modules = sorted(set(_modules(recipe)))
     if "__main__" in modules:
         raise UserError(
-            "a part of this recipe is defined in the program itself, where other processes do not find it: "
-            "move it to a module of its own and import it."
+            "a part of this recipe is defined in the program itself, where other processes cannot find it: "
+            "move it to a separate module and import it."
         )
     path = tuple(os.path.abspath(place) for place in sys.path if os.path.isdir(place or "."))
     return PackedRecipe(json.dumps(to_json(recipe)), tuple(modules), path)
