@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 # What pip cannot know of an extra.
-ADVICE = {"mjlab": "in a separate Python environment, see docs/environments/mjlab.md"}
+ADVICE = {
+    "mjlab": "in a separate Python environment, see docs/environments/mjlab.md",
+    "trackio": "in a separate Python environment, without constraints.txt",
+}
 
 
 def names() -> list[str]:

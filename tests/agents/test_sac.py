@@ -383,7 +383,7 @@ def test_wrong_input() -> None:
         ({"tau": 0.0}, "tau"),
         ({"num_critics": 1}, "critics"),
         ({"plasticity": ReDoConfig(every_updates=0)}, "every_updates"),
-        ({"bound": LearnedBoundConfig()}, "held out"),
+        ({"bound": LearnedBoundConfig()}, "held-out"),
     ):
         with pytest.raises(UserError, match=said):
             make_agent(replace(SMALL, **changes))

@@ -150,7 +150,7 @@ def test_what_rough_ground_cannot_be_laid_for() -> None:
     ball = '<worldbody><geom name="floor" type="plane" size="1 1 1" contype="0" conaffinity="0"/><body pos="0 0 1">'
     ball += '<joint name="j"/><geom name="b" size=".1"/></body></worldbody><actuator><motor joint="j"/></actuator>'
     pair = '<contact><pair geom1="b" geom2="floor"/></contact>'
-    for text, problem in ((ball, "a floor that collides"), (ball + pair, "'b' is none")):
+    for text, problem in ((ball, "a floor that collides"), (ball + pair, "'b' is not one")):
         robot = Robot(name="ball", model=f"<mujoco>{text}</mujoco>", roughness=0.05)
         with pytest.raises(UserError, match=problem):
             robot.build(0.004)

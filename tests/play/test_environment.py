@@ -71,7 +71,7 @@ def test_a_choice_that_is_under_way_is_not_taken_back(session: EnvironmentSessio
 def test_what_is_no_picture_is_one_line() -> None:
     wrong: list[Any] = [None, np.zeros((4, 4, 3))]
     for picture in wrong:
-        with pytest.raises(UserError, match="no picture"):
+        with pytest.raises(UserError, match="does not render"):
             jpeg(picture)
 
 

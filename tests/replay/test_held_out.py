@@ -252,7 +252,7 @@ def test_wrong_input() -> None:
         with pytest.raises(UserError):
             replace(HeldOutUniformConfig(), **changes)
     cfg = ReplayConfig(capacity=100, sampler=HeldOutUniformConfig())
-    with pytest.raises(UserError, match="one process"):
+    with pytest.raises(UserError, match="a single process"):
         cfg.build(make_spec(4), gamma=0.9, seed=0, device=CPU, writers=2)
     plain = ReplayConfig(capacity=100)
     assert cfg.bytes(make_spec(4)) - plain.bytes(make_spec(4)) == (25 + 1) * 4 * 9
