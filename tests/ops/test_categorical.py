@@ -263,10 +263,16 @@ def test_several_seeds_are_computed_as_more_rows(
         assert names.count(f"fleetfoot::{name}") == (1 if compiled else 2)
 
 
-def test_seeds_with_atoms_of_their_own_are_refused() -> None:
+def test_seeds_may_have_atoms_of_their_own() -> None:
     plain_kernels()
-    atoms = torch.stack([categorical.support(-r, r, 5) for r in (1.0, 2.0)])
-    with pytest.raises(NotImplementedError, match="atoms differ"):
-        torch.vmap(categorical._cross_entropy)(
-            torch.randn(2, 1, 3, 5), torch.rand(2, 3, 5).softmax(-1), atoms
-        )
+    z = torch.stack([categorical.support(-r, r, 5) for r in (1.0, 2.0)])
+    logits, base = torch.randn(2, 1, 3, 5), torch.randn(2, 3)
+
+    def of_one(logits: Tensor, base: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        target = categorical._project_shifted(logits, base, base.abs(), z, True)
+        return target, *categorical._cross_entropy(logits, target, z)
+
+    together = torch.vmap(of_one)(logits, base, z)
+    for seed in range(2):
+        for one, two in zip(together, of_one(logits[seed], base[seed], z[seed]), strict=True):
+            torch.testing.assert_close(one[seed], two)

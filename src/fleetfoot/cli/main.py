@@ -131,9 +131,8 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if (
-            not self.stream.closed
-        ):  # Python asks once more when this object ends, and since 3.13 tells of errors
+        # Python asks once more when this object ends, and since 3.13 tells of errors.
+        if not self.stream.closed:
             with self._guarded():
                 self.stream.flush()
 

@@ -93,7 +93,8 @@ def _(logits: Tensor, base: Tensor, slope: Tensor, z: Tensor, lowest: bool) -> T
 @_project_shifted.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     z, lowest = args[3:]
-    _check_shared(in_dims[3])
+    if in_dims[3] is not None:
+        return torch.stack(_in_turn(_project_shifted, info, in_dims, args)), 0
     logits, base, slope = _in_front(info, in_dims, args, 3)
     shape = logits.shape  # [S, E, B, K]
     out = _project_shifted(_seeds_as_rows(logits), base.flatten(), slope.flatten(), z, lowest)
@@ -131,7 +132,9 @@ def _(logits: Tensor, target: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _(
     info: Any, in_dims: tuple[Any, ...], *args: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    _check_shared(in_dims[2])
+    if in_dims[2] is not None:
+        each = zip(*_in_turn(_cross_entropy, info, in_dims, args), strict=True)
+        return tuple(torch.stack(of_seeds) for of_seeds in each), (0, 0, 0)
     logits, target = _in_front(info, in_dims, args, 2)
     target = _seeds_as_rows(target) if target.dim() == 4 else target.flatten(0, 1)
     found = _cross_entropy(_seeds_as_rows(logits), target, args[2])
@@ -164,9 +167,19 @@ def _in_front(
     ]
 
 
-def _check_shared(atoms: int | None) -> None:
-    if atoms is not None:  # the loss then runs uncompiled, as it is written above
-        raise NotImplementedError("seeds whose atoms differ cannot be rows of one computation")
+def _in_turn(
+    operation: Any, info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> list[Any]:
+    """One result per seed, for seeds whose atoms differ."""
+    return [
+        operation(
+            *(
+                value if dim is None else value.select(dim, seed)
+                for value, dim in zip(args, in_dims, strict=True)
+            )
+        )
+        for seed in range(info.batch_size)
+    ]
 
 
 def _seeds_as_rows(value: Tensor) -> Tensor:
