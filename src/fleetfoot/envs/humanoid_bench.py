@@ -115,4 +115,3 @@ class HumanoidBenchConfig:
 def names() -> list[str]:
     """The tasks, whether or not the package is there."""
     return [f"{robot}-{task}" for robot in ROBOTS for task in TASKS]
-
