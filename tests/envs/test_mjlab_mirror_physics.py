@@ -25,8 +25,12 @@ ROUGH = {name: f"Mjlab-Velocity-Rough-Unitree-{name}" for name in ("Go1", "G1")}
 
 
 @pytest.fixture
-def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+def simulator() -> None:
     pytest.importorskip("mjlab")
+
+
+@pytest.fixture
+def even_robots(simulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from mjlab.sim import Simulation
 
     original = Simulation._init_with_model
@@ -110,11 +114,11 @@ def mirror_robot(env: MjlabEnv, generator: torch.Generator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
+@pytest.mark.usefixtures("even_robots")
 @pytest.mark.parametrize("name", ["Go1", "G1"])
 def test_mirrored_physics_is_the_physics_of_the_mirror_image(name: str) -> None:
     """With mirrored actions: the mirrored observations of policy and critic, the same reward terms, the same ends.
-    Measured: 3e-5 (policy), 5e-4 (critic: the logarithm of small forces), 2e-5 (reward terms)."""
+    Measured: 3e-5, and 0.002 for the logarithms of forces on feet."""
     env = build(FLAT[name])
     found = env.spec.symmetry
     assert found is not None
@@ -131,17 +135,22 @@ def test_mirrored_physics_is_the_physics_of_the_mirror_image(name: str) -> None:
         for one, other in [step.reward, *step.info.values()]:
             torch.testing.assert_close(one, other, rtol=0.0, atol=1e-4)
         assert step.terminated[0] == step.terminated[1]
-    for group, bound in (("actor", 1e-4), ("critic", 2e-3)):
+    forces = 3 * len(env.envs.scene["feet_ground_contact"].primary_names)  # the critic's last
+    for group in ("actor", "critic"):
         reflection: Reflection = getattr(found, group)
         rows = torch.stack(seen[group])  # [T, 2, D]
-        torch.testing.assert_close(image(reflection, rows[:, 0]), rows[:, 1], rtol=0.0, atol=bound)
+        bound = torch.full(rows.shape[2:], 1e-4)
+        if group == "critic":
+            bound[-forces:] = 5e-3  # log(1 + newtons)
+        wrong = (image(reflection, rows[:, 0]) - rows[:, 1]).abs().amax(0)
+        assert (wrong < bound).all(), (group, wrong)
         # No other number of the row would do, with either sign: a mistake in any one place is found.
         for i, j in enumerate(reflection.index):
             for sign in (1.0, -1.0):
                 apart = (sign * rows[:, 0] - rows[:, 1, i, None]).abs().amax(0)  # [D]
                 if sign == reflection.sign[i]:
                     apart[j] = torch.inf
-                assert apart.min() > 5 * bound, (group, i, sign)
+                assert apart.min() > 20 * bound[i], (group, i, sign)
 
 
 @pytest.mark.slow
