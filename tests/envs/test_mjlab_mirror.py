@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import mujoco
 import pytest
@@ -60,10 +60,13 @@ class UniformVelocityCommand:
     pass
 
 
+Term: TypeAlias = tuple[str, str, dict[str, Any], int]
+
+
 class Groups:
     """What mjlab's manager of observations tells: (name, function, parameters, size) of each term."""
 
-    def __init__(self, groups: dict[str, list[tuple[str, str, dict[str, Any], int]]]) -> None:
+    def __init__(self, groups: dict[str, list[Term]]) -> None:
         self.groups, self.changes = groups, dict[str, dict[str, Any]]()
         self.active_terms = {group: [name for name, *_ in terms] for group, terms in groups.items()}
 
@@ -84,9 +87,9 @@ class Groups:
         return SimpleNamespace(**fields | self.changes.get(wanted, {}))
 
 
-def terms(*changed: tuple[str, str, dict[str, Any], int]) -> Groups:
+def terms(*changed: Term) -> Groups:
     on_feet = {"sensor_name": "feet"}
-    actor = [
+    actor: list[Term] = [
         ("velocity", "builtin_sensor", {"sensor_name": "robot/velocity"}, 3),
         ("turning", "builtin_sensor", {"sensor_name": "robot/gyro"}, 3),
         ("gravity", "projected_gravity", {}, 3),
@@ -94,7 +97,7 @@ def terms(*changed: tuple[str, str, dict[str, Any], int]) -> Groups:
         ("actions", "last_action", {}, 5),
         ("command", "generated_commands", {"command_name": "twist"}, 3),
     ]
-    critic = [
+    critic: list[Term] = [
         ("scan", "height_scan", {"sensor_name": "ground"}, 6),
         ("height", "foot_height", {"sensor_name": "foot_rays"}, 2),
         ("touch", "foot_contact", on_feet, 2),

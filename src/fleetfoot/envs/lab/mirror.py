@@ -85,9 +85,10 @@ class Known:
                 f"a mirror of its observation {name!r} ({group}) has {len(one.index)} numbers, and mjlab has "
                 f"{size} in {frames} steps."
             )
-        scale = None if cfg.scale is None else torch.as_tensor(cfg.scale).cpu()
-        uneven = scale is not None and scale.dim() and (scale[list(one.index)] != scale).any()
-        uneven |= cfg.clip is not None and cfg.clip[0] != -cfg.clip[1] and -1.0 in one.sign
+        uneven = cfg.clip is not None and cfg.clip[0] != -cfg.clip[1] and -1.0 in one.sign
+        if cfg.scale is not None:
+            scale = torch.as_tensor(cfg.scale).cpu().expand(len(one.index))
+            uneven = uneven or not torch.equal(scale[list(one.index)], scale)
         if uneven:
             raise UserError(f"its observation {name!r} ({group}) is scaled or clipped unevenly.")
         return joined([one] * frames)
