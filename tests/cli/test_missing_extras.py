@@ -110,6 +110,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,  # a command that asks for nothing would begin to train
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]

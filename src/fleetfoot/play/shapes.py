@@ -151,7 +151,7 @@ def _bones(model: mujoco.MjModel) -> list[Shape]:
         long = float(np.linalg.norm(way))
         if long > BONE:
             bone = creation.capsule(radius=0.024, height=long, count=[12, 10])
-            turn = geometry.align_vectors([0, 0, 1], way / long)[:3, :3]
+            turn = geometry.align_vectors([0, 0, 1], way / long)[:3, :3]  # type: ignore[no-untyped-call]
             vertices = (np.asarray(bone.vertices)) @ turn.T + way / 2
             made.append(Shape(parent, vertices, np.asarray(bone.faces), LIMB))
         if long > BONE and model.body_jntnum[body]:
