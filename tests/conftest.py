@@ -64,6 +64,7 @@ TOGETHER = {
     "test_export_run.py": "onnx",
     "test_ranks.py": "ranks",
     "test_runs.py": "a finished run",
+    "test_missing_extras.py": "missing extras",
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from fleetfoot import extras
+from fleetfoot.errors import UserError
 
 METADATA = {
     "fleetfoot": [
@@ -56,3 +57,17 @@ def test_the_line_names_what_is_missing_too_old_or_without_its_own_extra(
 def test_an_extra_that_the_installed_package_does_not_know() -> None:
     assert extras.install_line("newer") == "pip install -e '.[newer]' (in a clone of fleetfoot)"
     assert extras.installed(Requirement("nothing-like-this")) is None
+
+
+def test_one_line_for_several_extras_and_nothing_is_imported() -> None:
+    METADATA["fleetfoot"].append("here[more]>=1; extra == 'third'")
+    try:
+        assert extras.install_line("inner", "third") == "pip install 'old>=2' 'here[more]>=1'"
+        with pytest.raises(
+            UserError, match=r"^it needs packages .* \(no_such_module\): pip install"
+        ):
+            extras.check("it", ("json", "no_such_module"), "inner")
+    finally:
+        METADATA["fleetfoot"].pop()
+    assert extras.install_line("inner", "unknown").startswith("pip install -e '.[inner,unknown]'")
+    extras.check("it", ("json",), "inner")

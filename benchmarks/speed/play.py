@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from fleetfoot.errors import UserError
+from fleetfoot.play.extra import check
 from fleetfoot.play.run import open_session
 from fleetfoot.play.session import RobotSession
 from fleetfoot.play.source import open_source
@@ -34,6 +36,9 @@ def bench_play(
 ) -> dict[str, Any]:
     """The shipped robot walks forward. `sent` are pictures that the server sends, `drawn` those that a headless
     Chromium without a GPU draws of them, `real_time` the share of the wall clock that the simulation keeps."""
+    check("bench play")
+    if browser and find_spec("playwright") is None:
+        raise UserError("this needs Playwright: pip install playwright; or give --no-browser.")
     session = open_session(open_source([]), port=0)
     assert isinstance(session, RobotSession)
     try:

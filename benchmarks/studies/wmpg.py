@@ -19,6 +19,7 @@ from fleetfoot import recipes
 from fleetfoot.config import dumps
 from fleetfoot.data import Transition
 from fleetfoot.errors import UserError, writing
+from fleetfoot.extras import check
 from fleetfoot.log.timer import StepTimer
 from fleetfoot.recipe import Recipe
 from fleetfoot.rollout import rollout
@@ -50,6 +51,8 @@ def wmpg(
     """
     if task not in SOLVED:
         raise UserError(f"task must be one of {', '.join(SOLVED)}, not {task!r}.")
+    if picture is not None:
+        check("a picture", ("matplotlib",), "plot")
     jobs = []
     for seed in range(seeds):
         for agent in agents:

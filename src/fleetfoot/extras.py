@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import shlex
+from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from fleetfoot.errors import UserError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -66,11 +70,23 @@ def installed(one: Requirement) -> str | None:
     return version if fits and all(installed(part) for part in inside) else None
 
 
-def install_line(extra: str) -> str:
-    """A command that brings what is missing of an extra, or all of it where nothing seems to be."""
-    wanted = requirements(extra)
-    if not wanted:  # not installed, or installed by a version that did not have this extra
-        return f"pip install -e '.[{extra}]' (in a clone of fleetfoot)"
+def install_line(*extras: str) -> str:
+    """A command that brings what is missing of extras, or all of it where nothing seems to be."""
+    by_extra = [requirements(extra) for extra in extras]
+    if not all(by_extra):  # not installed, or installed by a version that did not have this extra
+        return f"pip install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
+    wanted = list({str(one): one for found in by_extra for one in found}.values())
     missing = [one for one in wanted if installed(one) is None] or wanted
     line = " ".join(["pip install", *(shlex.quote(str(one)) for one in missing)])
-    return f"{line} ({ADVICE[extra]})" if extra in ADVICE else line
+    advice = [ADVICE[extra] for extra in extras if extra in ADVICE]
+    return f"{line} ({'; '.join(advice)})" if advice else line
+
+
+def check(what: str, modules: Iterable[str], *extras: str) -> None:
+    """UserError, with the line that installs the extras, where a module is missing. None of them is imported: this is
+    asked before the work begins, and some take seconds."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{what} needs packages that are not installed ({', '.join(missing)}): {install_line(*extras)}"
+        )

@@ -120,12 +120,21 @@ def paid_by_action(rows: int, seed: int) -> Batch:
     return batch._replace(reward=batch.action.sum(-1), discount=torch.zeros(rows))
 
 
-def test_all_64_combinations_learn() -> None:
+# Each two techniques are in one of these 16.
+EVERY_PAIR = [COMBINATIONS[16 * i + 4 * j + (i + j) % 4] for i, j in product(range(4), repeat=2)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [EVERY_PAIR, pytest.param(COMBINATIONS, marks=pytest.mark.slow)],
+    ids=["every pair", "all"],
+)
+def test_combinations_learn(names: list[str]) -> None:
     """Critics come near the rewards and policies near the best action, in two dozen large steps; with resets, in the
     dozen after the last of them."""
     assert len(set(COMBINATIONS)) == 64
     examined = paid_by_action(256, seed=1_000)
-    for name in COMBINATIONS:
+    for name in names:
         agent = make_combination(name, every=12, lr=0.03)
         learned = []
         for seed in range(24):

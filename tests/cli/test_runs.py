@@ -191,12 +191,12 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    args = ["train", "fast_td3/pendulum", *SMALL, "--no-video", "--total-vec-steps", "200"]
+    args = ["train", "fast_td3/pendulum", *SMALL, "--no-video", "--total-vec-steps", "80"]
     assert here(*args, "--folder", "whole") == 0
 
     def waits_for_its_end(*parts: Any) -> Any:
         for count, transition in enumerate(rollout(*parts)):
-            if count == 150:
+            if count == 60:
                 threading.Event().wait()
             yield transition
 
@@ -206,7 +206,7 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(
     cut.until((tmp_path / "cut" / "checkpoints" / "last.json").exists)
     cut.signal(signal.SIGKILL)
     assert cut.wait().code == -signal.SIGKILL
-    assert checkpoint.load(tmp_path / "cut").step <= 150
+    assert checkpoint.load(tmp_path / "cut").step <= 60
     assert here("resume", "cut", "--no-video") == 0
 
     expected, got = policy_of(tmp_path / "whole"), policy_of(tmp_path / "cut")
@@ -215,7 +215,7 @@ def test_killed_and_resumed_ends_as_if_nothing_had_happened(
     lines = [
         (tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("whole", "cut")
     ]
-    assert lines[0] == lines[1] == 20
+    assert lines[0] == lines[1] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -39,6 +39,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch, vec_steps: int) -> Recipe:
     )
 
 
+@pytest.mark.slow  # in the suite the guide's example is built, checked and balanced by hand: tests/envs/test_robot.py
 @pytest.mark.learning
 def test_the_wheel_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero actions let it fall within a second, which is 50 steps; an episode ends after 500."""

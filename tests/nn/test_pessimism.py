@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,19 @@ def follow(bound: Bound, steps: int, error: float) -> tuple[float, float]:
     return float(bound.beta()), q
 
 
-@pytest.mark.parametrize("error", [0.5, 0.0, -0.5])
-@pytest.mark.parametrize("start", [-1.0, 1.0, 3.0])
+STARTS, ERRORS = (-1.0, 1.0, 3.0), (0.5, 0.0, -0.5)
+IN_SUITE = set(
+    zip(STARTS, ERRORS, strict=True)
+)  # each start and each error once; all pairs are slow
+
+
+@pytest.mark.parametrize(
+    ("start", "error"),
+    [
+        pair if pair in IN_SUITE else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in product(STARTS, ERRORS)
+    ],
+)
 def test_where_critics_follow_their_targets_beta_makes_values_true(
     start: float, error: float
 ) -> None:

@@ -22,6 +22,7 @@ from fleetfoot.compare import Ask, Bootstrap
 from fleetfoot.compare.comparison import UNFINISHED
 from fleetfoot.compare.runs import Run
 from fleetfoot.config import to_json
+from fleetfoot.errors import UserError
 from fleetfoot.report import facts, page, render, repeat
 from support.command import call, refusal
 from support.extras import needs
@@ -370,10 +371,12 @@ def test_without_the_extra_the_line_names_it(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(UserError, match="reports need plotly: pip install "):
+        render.plotly_source()
+    monkeypatch.setitem(sys.modules, "plotly", None)
     out = str(tmp_path / "a.html")
-    assert "reports need plotly: pip install " in refusal(
-        capsys, "report", str(runs), "--out", out, "--reps", "200"
-    )
+    says = "report needs packages that are not installed (plotly): pip install "
+    assert says in refusal(capsys, "report", str(runs), "--out", out)
 
 
 def luminance(colour: str) -> float:

@@ -207,7 +207,8 @@ def killed(number: int, place: Path) -> int:
 
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, made: Any, tmp_path: Path) -> None:
-    codes = [corruption(name, number, made, tmp_path) for number in range(6)]
+    count = 2 if name == "report" else 6  # a page takes as long as all the others; more are below
+    codes = [corruption(name, number, made, tmp_path) for number in range(count)]
     assert set(codes) <= {0, 2}
 
 

@@ -11,6 +11,7 @@ import tyro
 
 from fleetfoot.cli.form import parse
 from fleetfoot.errors import UserError
+from fleetfoot.extras import check
 
 if TYPE_CHECKING:
     from fleetfoot.compare import Comparison, Estimate, Group
@@ -53,6 +54,7 @@ def run(args: list[str], imports: list[str]) -> int:
         raise UserError(
             "which runs? fleetfoot compare RUNS..., for instance fleetfoot compare runs."
         )
+    check("compare", ("rliable", "matplotlib"), "compare")
     from fleetfoot import compare
 
     compare.rliable()

@@ -8,7 +8,9 @@ from pathlib import Path
 import tyro
 
 from fleetfoot.cli.form import parse
+from fleetfoot.cli.report import PACKAGES
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import check
 
 REPS = 1_000  # of the bootstrap: fewer than in a report, because the page is made again whenever a log grows
 
@@ -34,6 +36,7 @@ def run(args: list[str], imports: list[str]) -> int:
         raise UserError(f"there is no folder {options.runs}.{nearest(str(options.runs), names)}")
     if not 0 <= options.port < 2**16:
         raise UserError(f"--port must be from 0 to 65535, not {options.port}.")
+    check("dashboard", PACKAGES, "report")
     from fleetfoot import compare, report
     from fleetfoot.report.serve import serve
 

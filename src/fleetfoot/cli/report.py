@@ -11,6 +11,9 @@ import tyro
 from fleetfoot.cli.compare import everywhere
 from fleetfoot.cli.form import parse
 from fleetfoot.errors import UserError
+from fleetfoot.extras import check
+
+PACKAGES = ("plotly", "jinja2", "rliable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ def run(args: list[str], imports: list[str]) -> int:
         raise UserError(f"--out {options.out} is a folder; give the name of a file.")
     if options.films < 0:
         raise UserError(f"--films must be at least 0, not {options.films}.")
+    check("report", PACKAGES, "report")
     from fleetfoot import compare, report
     from fleetfoot.files import write_text
 

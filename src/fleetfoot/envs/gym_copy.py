@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fleetfoot.envs.info import numbers
 from fleetfoot.errors import Hung, UserError, nearest, one_line, place
+from fleetfoot.extras import install_line
 
 FAULT = "fleetfoot_fault"  # in the info of a copy that misbehaved: what it did
 
@@ -154,6 +155,8 @@ def make_copy(
             "One that another package registers is written 'package:Id-v0'."
         ) from None
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        if "box2d" in str(error).lower():  # Gymnasium's advice is to compile it
+            raise UserError(f"{name} needs Box2D: {install_line('box2d')}") from None
         raise UserError(f"{name} needs a package that is missing: {one_line(error)}") from None
     except (gymnasium.error.Error, TypeError) as error:
         raise UserError(

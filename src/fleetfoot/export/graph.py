@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from fleetfoot.data import Discrete, EnvSpec, Obs
 from fleetfoot.errors import UserError
-from fleetfoot.extras import install_line
+from fleetfoot.extras import check
 
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # of the extra `export`
 ROWS = 3  # of the example with which a graph is traced: neither 0 nor 1, which torch would take for constants
 
 
@@ -137,15 +138,13 @@ def to_pt2(program: torch.export.ExportedProgram) -> bytes:
     return out.getvalue()
 
 
+def check_packages() -> None:
+    check("export", PACKAGES, "export")
+
+
 def to_onnx(program: torch.export.ExportedProgram, spec: EnvSpec, outputs: list[str]) -> bytes:
     """The same graph as an ONNX file, without names of this computer's files."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"export needs packages that are not installed ({error}): {install_line('export')}"
-        ) from None
+    check_packages()
     names = ["obs", "task"] if spec.tasks else ["obs"]
     logger = logging.getLogger("torch.onnx")  # it tells which packages it could do without
     level = logger.level

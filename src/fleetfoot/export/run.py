@@ -57,6 +57,7 @@ def export_run(
 
     `draw`: build no environment for the check; observations are drawn from the normaliser's statistics.
     """
+    graph.check_packages()
     recipe = read_recipe(folder)
     target = run_of(folder) / "export" if out is None else Path(out)
     _check_target(target)

@@ -9,18 +9,22 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from fleetfoot.errors import UserError
-from fleetfoot.extras import install_line
+from fleetfoot import extras
+from fleetfoot.export.graph import PACKAGES as EXPORT
+
+# trimesh makes hulls with scipy, and does not ask for it.
+PAGE = ("viser", "trimesh", "scipy", "websockets", "onnxruntime")
+
+
+def check(command: str, *, page: bool = True, exports: bool = False) -> None:
+    """UserError where packages are missing: all that the command will need, so that one line installs them."""
+    modules = {*(PAGE if page else ("onnxruntime",)), *(EXPORT if exports else ())}
+    extras.check(command, sorted(modules), "play", *(("export",) if exports else ()))
 
 
 def viser_module() -> Any:
-    try:
-        import viser
-    except ImportError as error:
-        raise UserError(
-            f"the page needs packages that are not installed ({error}): {install_line('play')}"
-        ) from None
-    return viser
+    extras.check("the page", PAGE, "play")
+    return importlib.import_module("viser")
 
 
 def start_viser(label: str) -> Any:

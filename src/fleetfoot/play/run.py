@@ -11,10 +11,11 @@ from fleetfoot import deploy
 from fleetfoot.errors import UserError
 from fleetfoot.play import robot as robots
 from fleetfoot.play.environment import EnvironmentSession
+from fleetfoot.play.extra import check
 from fleetfoot.play.native import play_native
 from fleetfoot.play.page import LOOPBACK
 from fleetfoot.play.session import RobotSession
-from fleetfoot.play.source import Source, open_source
+from fleetfoot.play.source import Source, needs_export, open_source
 from fleetfoot.play.watcher import NEWEST, CurvesPanel, Watcher
 from fleetfoot.run.folder import read_recipe
 
@@ -51,6 +52,7 @@ def play(
     say: Say = print,
 ) -> None:
     """Until Ctrl-C, or until the window is closed."""
+    check("play", page=not native, exports=any(map(needs_export, places)))
     source = open_source(places, which, model)
     if native:
         if source.robot is None:
@@ -70,6 +72,7 @@ def watch(
     say: Say = print,
 ) -> None:
     """Until Ctrl-C."""
+    check("watch", exports=True)
     watcher = Watcher(folder, imports)
     recipe = read_recipe(folder)
     policy = watcher.wait(say)

@@ -2,6 +2,8 @@
 
 A model with meshes is drawn as it is. The mesh-free models of the package get bones (from each joint to the next),
 joints, and colours by what a part is, so that they read as robots.
+
+trimesh comes with the extra `play`, and is imported where it is needed: without it, `play` says what to install.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
-import trimesh
 from numpy.typing import NDArray
 
 Color: TypeAlias = tuple[int, int, int]
@@ -80,7 +81,9 @@ def _rgba(model: mujoco.MjModel, i: int) -> Numbers:
 
 
 def _primitive(kind: int, size: Numbers) -> Any:
-    geom, make = mujoco.mjtGeom, trimesh.creation
+    from trimesh import creation as make
+
+    geom = mujoco.mjtGeom
     if kind == geom.mjGEOM_CAPSULE:
         return make.capsule(radius=size[0], height=2 * size[1], count=[16, 12])
     if kind == geom.mjGEOM_CYLINDER:
@@ -96,25 +99,31 @@ def _primitive(kind: int, size: Numbers) -> Any:
 
 def _rounded_cylinder(radius: float, half: float) -> Any:
     """With bevelled rims, which catch the light."""
+    from trimesh.creation import revolve
+
     rim = 0.2 * min(radius, half)
     profile = [(0, -half), (radius - rim, -half), (radius, rim - half)]
     profile += [(radius, half - rim), (radius - rim, half), (0, half)]
-    return trimesh.creation.revolve(np.array(profile), sections=24)
+    return revolve(np.array(profile), sections=24)
 
 
 def _rounded_box(size: Numbers) -> Any:
     """A box with bevelled edges: the hull of three thinner ones."""
+    from trimesh.convex import convex_hull
+
     rim = 0.25 * float(min(size))
     corners = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, -1).T
     points = [corners * (size - rim * (1 - np.eye(3)[axis])) for axis in range(3)]
-    return trimesh.convex.convex_hull(np.concatenate(points))
+    return convex_hull(np.concatenate(points))
 
 
 def _mesh(model: mujoco.MjModel, i: int) -> Any:
+    from trimesh import Trimesh
+
     which = int(model.geom_dataid[i])
     first, count = int(model.mesh_vertadr[which]), int(model.mesh_vertnum[which])
     begin, faces = int(model.mesh_faceadr[which]), int(model.mesh_facenum[which])
-    return trimesh.Trimesh(
+    return Trimesh(
         model.mesh_vert[first : first + count],
         model.mesh_face[begin : begin + faces],
         process=False,
@@ -132,6 +141,8 @@ def _role(model: mujoco.MjModel, i: int) -> Color:
 
 def _bones(model: mujoco.MjModel) -> list[Shape]:
     """A capsule from each joint to the next one, and a ball at each joint."""
+    from trimesh import creation, geometry
+
     made = []
     for body in range(2, model.nbody):
         parent, way = int(model.body_parentid[body]), model.body_pos[body]
@@ -139,12 +150,11 @@ def _bones(model: mujoco.MjModel) -> list[Shape]:
             continue
         long = float(np.linalg.norm(way))
         if long > BONE:
-            bone = trimesh.creation.capsule(radius=0.024, height=long, count=[12, 10])
-            geometry: Any = trimesh.geometry
-            turn = geometry.align_vectors([0, 0, 1], way / long)[:3, :3]
+            bone = creation.capsule(radius=0.024, height=long, count=[12, 10])
+            turn = geometry.align_vectors([0, 0, 1], way / long)[:3, :3]  # type: ignore[no-untyped-call]
             vertices = (np.asarray(bone.vertices)) @ turn.T + way / 2
             made.append(Shape(parent, vertices, np.asarray(bone.faces), LIMB))
         if long > BONE and model.body_jntnum[body]:
-            ball = trimesh.creation.uv_sphere(radius=0.03, count=[14, 12])
+            ball = creation.uv_sphere(radius=0.03, count=[14, 12])
             made.append(Shape(body, np.asarray(ball.vertices), np.asarray(ball.faces), ACCENT))
     return made

@@ -56,6 +56,14 @@ def open_source(places: Sequence[Path], which: Which = "best", model: Path | Non
     return Source(policies, None, recipe.env)
 
 
+def is_exported(place: Path) -> bool:
+    return place.is_file() or (place / "policy.onnx").is_file()
+
+
+def needs_export(place: Path) -> bool:
+    return not is_exported(place) and is_a_run(place)
+
+
 def is_a_run(place: Path) -> bool:
     return is_run(run_of(place))
 
@@ -94,7 +102,7 @@ def _plays_as_robot(about: deploy.About, model: Path | None) -> bool:
 
 
 def _exported(place: Path, which: Which, scratch: Path) -> Path:
-    if place.is_file() or (place / "policy.onnx").is_file():
+    if is_exported(place):
         return place
     if not is_a_run(place):
         raise _nothing_at(place)
