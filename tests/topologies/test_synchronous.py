@@ -301,14 +301,9 @@ def test_learning_rates_may_change_when_a_run_goes_on_and_networks_may_not(tmp_p
 
 @pytest.mark.learning
 @pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/pendulum"])
-@pytest.mark.parametrize(
-    # A policy that has learned nothing has about -1,200; one that swings the pendulum up, -200.
-    "enough",
-    [-600, pytest.param(-200, marks=pytest.mark.slow)],
-)
-def test_solves_the_pendulum(name: str, enough: int, tmp_path: Path) -> None:
+def test_solves_the_pendulum(name: str, tmp_path: Path) -> None:
     recipe = replace(recipes.get(name), log=QUIET, device="cpu", threads=1, total_vec_steps=700)
-    assert train_until(recipe, tmp_path / "run", enough, every=50).best_return >= enough
+    assert train_until(recipe, tmp_path / "run", -200, every=100).best_return >= -200
 
 
 @pytest.mark.learning
