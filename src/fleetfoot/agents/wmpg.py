@@ -61,8 +61,9 @@ from fleetfoot.nn.world_model import (
     imagined_returns,
     windows_of,
 )
+from fleetfoot.ops.control_variate import Regression, coefficients, gumbels_given
 from fleetfoot.ops.gae import gae
-from fleetfoot.ops.horizon import horizon_returns
+from fleetfoot.ops.horizon import horizon_returns, lambda_means
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
 from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
@@ -75,7 +76,9 @@ class WMPGConfig:
 
     traits: ClassVar = Traits(on_policy=True, follows_episodes=True)
 
-    estimator: Literal["reinforce", "set", "set_with_baseline", "all_actions"] = "set_with_baseline"
+    estimator: Literal[
+        "reinforce", "set", "set_with_baseline", "all_actions", "control_variate"
+    ] = "set_with_baseline"
     """Which actions of a state count, and how much (5)."""
     baseline: Literal["none", "value", "informed"] = "value"
     """What is subtracted from the return of every action (4)."""
@@ -83,10 +86,14 @@ class WMPGConfig:
     """Actions per state, including the executed one; for the two set estimators."""
     horizon: int = 10
     """Steps of real and imagined returns until the critic takes over (H)."""
+    return_lambda: float = 1.0
+    """Lambda of the returns within the horizon, real and imagined; 1: the return of H steps alone."""
     trajectories: int = 1
     """Imagined trajectories per action (M)."""
     use_real_for_executed: bool = True
     """The return of the executed action is the real one; False: imagined like the others."""
+    real_weight: float = 1.0
+    """Weight of what the model did not explain of the real return ("control_variate")."""
     trust_below: float = 0.1
     """Imagined actions are used while the share of changes that the model does not predict is below this (7)."""
     td_lambda: float = 0.95
@@ -160,6 +167,7 @@ class Targets(NamedTuple):
     actions: Tensor  # [R, k] the executed one first
     coefficient: Tensor  # [R, k] of the gradient of each log-probability (5)
     returns: Tensor  # [R] for the critic (6)
+    sums: Tensor  # for the regression
 
 
 class WMPG(Stateful):
@@ -176,6 +184,7 @@ class WMPG(Stateful):
         "critic",
         "learned",
         "memory",
+        "regression",
         "pending_norms",
         "step_policy",
         "step_critic",
@@ -194,7 +203,12 @@ class WMPG(Stateful):
     ):
         assert isinstance(spec.action, Discrete)
         self.cfg, self.gamma, self.num_actions = cfg, gamma, spec.action.count
-        self.k = {"reinforce": 1, "all_actions": self.num_actions}.get(cfg.estimator, cfg.k)
+        sizes = {
+            "reinforce": 1,
+            "all_actions": self.num_actions,
+            "control_variate": self.num_actions,
+        }
+        self.k = sizes.get(cfg.estimator, cfg.k)
         self.updates: int = 0
         self.periods: tuple[int, ...] = ()  # all updates are alike
         self.noise = RandomStream(seed, device)
@@ -213,6 +227,7 @@ class WMPG(Stateful):
             model = cfg.world_model.build(encoder.size, self.num_actions).to(device)
         self.policy, self.behaviour = GreedyAction(self.actor), DrawnAction(self.actor)
         self.model = model if cfg.imagines() else None
+        self.regression = Regression().to(device) if cfg.estimator == "control_variate" else None
         self.learned = nn.ModuleList(m for m in (self.model, self.autoencoder) if m is not None)
         self.memory = StoredWindows(spec, cfg.model_memory).to(device) if self.learned else None
         self.step_policy = cfg.policy_optim.build(self.actor.net, total_updates)
@@ -228,7 +243,7 @@ class WMPG(Stateful):
             self.autoencoder.observe(fresh.obs.actor)
         if self.model is not None:
             obs, next_obs = self.vectors(fresh.obs.actor), self.vectors(fresh.next_obs.actor)
-            self.model.observe(obs, fresh.reward, next_obs)
+            self.model.observe(obs, fresh.reward, next_obs, fresh.terminated)
 
     def mark_break(self) -> None:
         if self.memory is not None:
@@ -239,6 +254,17 @@ class WMPG(Stateful):
         set_noise = self.noise.uniform(*shape, self.num_actions)
         path_noise = self.noise.uniform(*shape, cfg.trajectories, cfg.horizon, self.num_actions)
         targets, metrics = self.targets(rollout, set_noise, path_noise)
+        if self.regression is not None:
+            alpha, beta = self.regression()
+            s = targets.sums
+            metrics |= {
+                "cv/alpha": alpha,
+                "cv/beta": beta,
+                "cv/unexplained": 1 - (s[0] ** 2 / s[1] + s[2] ** 2 / s[3]) / s[4],
+                "cv/advshare": s[3] / s[4],
+                "cv/beta_now": s[2] / s[3],
+            }
+            self.regression.update(targets.sums[:4])
         loss = self.policy_loss(targets)
         metrics |= loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
         for _ in range(cfg.critic_steps):
@@ -268,24 +294,67 @@ class WMPG(Stateful):
         next_obs = self.vectors(rollout.next_obs.actor.flatten(0, 1))
         value, next_value = self.value(obs), self.value(next_obs)
         flow = cfg.reward_scale * rollout.reward, rollout.discount, rollout.ended
-        real, steps = horizon_returns(*flow, next_value.view(shape), cfg.horizon)  # (2)
+        real, steps = horizon_returns(
+            *flow, next_value.view(shape), cfg.horizon, cfg.return_lambda
+        )  # (2)
         advantage = gae(*flow, value.view(shape), next_value.view(shape), cfg.td_lambda)
         log_probs, executed = self.log_probs(obs), rollout.action.flatten()
         actions = gumbel_top_k(log_probs, set_noise.flatten(0, 1), self.k, first=executed)  # (1)
         real, steps = real.flatten(), steps.flatten()
-        f, baseline = self.imagine(obs, actions, real, value, steps, path_noise)
-        own = cfg.estimator == "set_with_baseline"
-        f = f - baseline.unsqueeze(-1)
-        coefficient = set_coefficients(log_probs, actions, f, own_baseline=own)  # (5)
+        gumbel = -(-path_noise.log()).log()
         metrics = {"critic/value": value.mean()}
-        if cfg.imagines():
-            trusted, more = self.trust(rollout, obs, next_obs)
-            without = torch.zeros_like(coefficient)
-            without[:, 0] = real - value
-            coefficient = torch.where(trusted, coefficient, without)  # (7)
-            metrics |= more
+        sums = torch.zeros(4, device=obs.device)
+        if self.regression is not None:
+            noise = self.noise_of(rollout, log_probs, gumbel)
+            coefficient, sums = self.with_control_variate(
+                obs, log_probs, actions, real - value, value, noise
+            )
+            metrics |= self.trust(rollout, obs, next_obs)[1]
+        else:
+            f, baseline = self.imagine(obs, actions, real, value, steps, gumbel)
+            own = cfg.estimator == "set_with_baseline"
+            f = f - baseline.unsqueeze(-1)
+            coefficient = set_coefficients(log_probs, actions, f, own_baseline=own)  # (5)
+            if cfg.imagines():
+                trusted, more = self.trust(rollout, obs, next_obs)
+                without = torch.zeros_like(coefficient)
+                without[:, 0] = real - value
+                coefficient = torch.where(trusted, coefficient, without)  # (7)
+                metrics |= more
         returns = advantage.flatten() + value
-        return Targets(obs, actions, coefficient, returns), metrics
+        return Targets(obs, actions, coefficient, returns, sums), metrics
+
+    def with_control_variate(
+        self,
+        obs: Tensor,
+        log_probs: Tensor,
+        actions: Tensor,
+        error: Tensor,
+        value: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        assert self.regression is not None
+        after = torch.full(noise.shape[:2], self.cfg.horizon, device=obs.device)
+        first = actions.unsqueeze(1).expand(-1, self.cfg.trajectories, -1)
+        f = self.returns_in_model(obs, first, after.flatten(), noise.flatten(0, 1))
+        alpha, beta = self.regression()
+        c, sums = coefficients(
+            log_probs, actions, error, f - value.unsqueeze(-1), alpha, beta, self.cfg.real_weight
+        )
+        return c, torch.cat([sums, error.square().unsqueeze(-1)], -1).mean(0)
+
+    def noise_of(self, rollout: Rollout, log_probs: Tensor, gumbel: Tensor) -> Tensor:
+        """[T, N, M, H, actions]"""
+        horizon, shape = self.cfg.horizon, rollout.reward.shape
+        given = gumbels_given(
+            log_probs.view(*shape, 1, -1),
+            rollout.action.unsqueeze(-1).expand(gumbel.shape[:3]),
+            gumbel[:, :, :, 0],
+        )  # [T, N, M, actions]
+        columns = [gumbel[:, :, :, 0]]
+        for step in range(1, horizon):
+            columns.append(torch.cat([given[step:], gumbel[: min(step, shape[0]), :, :, step]]))
+        return torch.stack(columns, 3)
 
     def imagine(
         self,
@@ -298,14 +367,14 @@ class WMPG(Stateful):
     ) -> tuple[Tensor, Tensor]:
         """f of each action of the sets, [R, k], and b, [R]. `real`, which is f of the executed ones, takes the value of
         what follows after so many `steps` [R]."""
-        noise = noise.flatten(0, 1)  # [R, M, H, actions]
+        noise = noise.flatten(0, 1)  # [R, M, H, actions] Gumbel
         informed = self.cfg.baseline == "informed"
         use_real = self.cfg.use_real_for_executed or not self.cfg.imagines()
         first = actions[:, 1:] if use_real else actions  # [R, C]
         first = first.unsqueeze(1).expand(-1, noise.shape[1], -1)  # [R, M, C]
         if informed:
             log_probs = self.log_probs(obs).unsqueeze(1).expand(-1, noise.shape[1], -1)
-            drawn = self.actor.sample((log_probs,), noise[:, :, 0])  # [R, M]
+            drawn = (log_probs + noise[:, :, 0]).argmax(-1)  # [R, M]
             first = torch.cat([drawn.unsqueeze(-1), first], -1)
         baseline = value if self.cfg.baseline == "value" else torch.zeros_like(value)
         if first.shape[-1] == 0:
@@ -326,7 +395,7 @@ class WMPG(Stateful):
             return x.unsqueeze(2).expand(-1, -1, choices, *x.shape[2:]).flatten(0, 2)
 
         def choose(obs: Tensor, step: int) -> Tensor:
-            return self.one_hot(self.actor.sample((self.log_probs(obs),), each(noise[:, :, step])))
+            return self.one_hot((self.log_probs(obs) + each(noise[:, :, step])).argmax(-1))
 
         start = each(obs.unsqueeze(1).expand(-1, paths, -1))
         found = imagined_returns(
@@ -339,6 +408,8 @@ class WMPG(Stateful):
             gamma=self.gamma,
         )
         found = found.view(-1, rows, paths, choices)  # [H, R, M, C]
+        if self.cfg.return_lambda != 1.0:
+            found = lambda_means(found, self.cfg.return_lambda)
         after = (steps - 1).view(1, rows, 1, 1).expand(1, rows, paths, choices)
         return found.gather(0, after).squeeze(0).mean(1)
 
