@@ -19,7 +19,13 @@ def numbers(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
 
 
 def estimates(
-    logits: Tensor, f: Tensor, model: Tensor, value: float, alpha: Tensor, beta: Tensor, **more: float
+    logits: Tensor,
+    f: Tensor,
+    model: Tensor,
+    value: float,
+    alpha: Tensor,
+    beta: Tensor,
+    **more: float,
 ) -> Tensor:
     """[D, D]: the estimated gradient with respect to the logits, for each action that may be executed."""
     log_probs = logits.log_softmax(-1)

@@ -15,10 +15,15 @@ world model (`nn/world_model.py`):
     (4)  b(s) = 0 ("none"), V(s) ("value"), or the imagined return of pi from s, as (3) but with a ~ pi ("informed")
     (5)  gradient = mean_s sum_{a in S} c(a) grad log pi(a|s) + entropy_coef grad H(pi), one step per rollout, with
          c(a) = p_a R(S, a) (f(a) - b)   ("set"),  the same with its own baseline ("set_with_baseline"),
-         c(a) = pi(a) (f(a) - b)   ("all_actions"),  c(a_1) = f(a_1) - b   ("reinforce"): `ops/without_replacement.py`
+         c(a) = pi(a) (f(a) - b)   ("all_actions"),  c(a_1) = f(a_1) - b   ("reinforce"): `ops/without_replacement.py`;
+         or (8)
     (6)  V is regressed on TD(lambda) returns of real rewards alone, m on windows of stored transitions
     (7)  imagination counts where the share of changes that m did not predict in the fresh rollout, H steps ahead and
          before it learns from it, is below `trust_below`; where it is not, c(a_1) = f(a_1) - V(s): actor-critic
+    (8)  "control_variate": f^(a) = (3) for every action, the executed one as well, m = sum_a pi(a) f^(a), and
+         c(a) = beta pi(a) (f^(a) - m) + [a = a_1] kappa (f(a_1) - V - alpha (m - V) - beta (f^(a_1) - m)),
+         where alpha and beta are least squares on earlier rollouts: `ops/control_variate.py`. With kappa = 1 the mean
+         is that of actor-critic whatever the world model predicts, and (7) is not used
 
 AC, the paper's first baseline, is "reinforce" with "value": it has no world model. Its second one is in `mac.py`.
 
@@ -61,9 +66,10 @@ from fleetfoot.nn.world_model import (
     imagined_returns,
     windows_of,
 )
-from fleetfoot.ops.control_variate import Regression, coefficients, gumbels_given
+from fleetfoot.ops.control_variate import Regression, coefficients, explained, gumbels_given
 from fleetfoot.ops.gae import gae
 from fleetfoot.ops.horizon import horizon_returns, lambda_means
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
 from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
@@ -93,7 +99,8 @@ class WMPGConfig:
     use_real_for_executed: bool = True
     """The return of the executed action is the real one; False: imagined like the others."""
     real_weight: float = 1.0
-    """Weight of what the model did not explain of the real return ("control_variate")."""
+    """kappa of (8): weight of the part of the real return that the model does not explain. Below 1 the gradient has
+    less noise, and more of the model's errors."""
     trust_below: float = 0.1
     """Imagined actions are used while the share of changes that the model does not predict is below this (7)."""
     td_lambda: float = 0.95
@@ -106,6 +113,13 @@ class WMPGConfig:
     """Running normalisation of observations."""
     critic_steps: int = 10
     """Gradient steps of the critic per rollout, each on the whole rollout."""
+    critic_batch: int = 0
+    """Stored states that the critic learns from in each of its steps, beside the rollout; what it learns there is
+    imagined. 0: none."""
+    critic_horizon: int = 5
+    """Steps of these imagined returns."""
+    critic_tau: float = 0.02
+    """How far the critic at the end of these returns follows the learned one in each step."""
     model_steps: int = 50
     """Gradient steps of the world model per rollout."""
     model_batch: int = 128
@@ -167,7 +181,7 @@ class Targets(NamedTuple):
     actions: Tensor  # [R, k] the executed one first
     coefficient: Tensor  # [R, k] of the gradient of each log-probability (5)
     returns: Tensor  # [R] for the critic (6)
-    sums: Tensor  # for the regression
+    products: Tensor  # [4] means, for the regression of (8)
 
 
 class WMPG(Stateful):
@@ -177,11 +191,13 @@ class WMPG(Stateful):
         "targets",
         "policy_loss",
         "critic_loss",
+        "imagined_values",
         "model_loss",
     )
     state_attrs = (
         "policy",
         "critic",
+        "critic_target",
         "learned",
         "memory",
         "regression",
@@ -225,6 +241,7 @@ class WMPG(Stateful):
             ).to(device)
             self.critic = ValueNetwork(encoder, cfg.critic_net).to(device)
             model = cfg.world_model.build(encoder.size, self.num_actions).to(device)
+        self.critic_target = target_copy(self.critic, encoder) if cfg.critic_batch else None
         self.policy, self.behaviour = GreedyAction(self.actor), DrawnAction(self.actor)
         self.model = model if cfg.imagines() else None
         self.regression = Regression().to(device) if cfg.estimator == "control_variate" else None
@@ -255,21 +272,22 @@ class WMPG(Stateful):
         path_noise = self.noise.uniform(*shape, cfg.trajectories, cfg.horizon, self.num_actions)
         targets, metrics = self.targets(rollout, set_noise, path_noise)
         if self.regression is not None:
-            alpha, beta = self.regression()
-            s = targets.sums
-            metrics |= {
-                "cv/alpha": alpha,
-                "cv/beta": beta,
-                "cv/unexplained": 1 - (s[0] ** 2 / s[1] + s[2] ** 2 / s[3]) / s[4],
-                "cv/advshare": s[3] / s[4],
-                "cv/beta_now": s[2] / s[3],
-            }
-            self.regression.update(targets.sums[:4])
+            self.regression.update(targets.products)
         loss = self.policy_loss(targets)
         metrics |= loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
         for _ in range(cfg.critic_steps):
-            loss = self.critic_loss(targets.obs, targets.returns)
+            obs, returns = targets.obs, targets.returns
+            if self.critic_target is not None:
+                uniform = self.noise.uniform(cfg.critic_batch)
+                path_noise = self.noise.uniform(
+                    cfg.critic_batch, cfg.critic_horizon, self.num_actions
+                )
+                stored, wanted = self.imagined_values(uniform, path_noise)
+                obs, returns = torch.cat([obs, stored]), torch.cat([returns, wanted])
+            loss = self.critic_loss(obs, returns)
             metrics |= loss.metrics | {"critic/grad_norm": self.step_critic(loss.loss)}
+            if self.critic_target is not None:
+                polyak_(self.critic_target, self.critic, cfg.critic_tau)
         for _ in range(cfg.model_steps if self.step_model is not None else 0):
             assert self.step_model is not None
             loss = self.model_loss(self.noise.uniform(cfg.model_batch))
@@ -303,13 +321,21 @@ class WMPG(Stateful):
         real, steps = real.flatten(), steps.flatten()
         gumbel = -(-path_noise.log()).log()
         metrics = {"critic/value": value.mean()}
-        sums = torch.zeros(4, device=obs.device)
+        products = torch.zeros(4, device=obs.device)
         if self.regression is not None:
-            noise = self.noise_of(rollout, log_probs, gumbel)
-            coefficient, sums = self.with_control_variate(
-                obs, log_probs, actions, real - value, value, noise
+            error, alike = real - value, self.numbers_of(rollout, log_probs, gumbel)
+            every = actions.unsqueeze(1).expand(-1, cfg.trajectories, -1)
+            f = self.returns_in_model(
+                obs, every, torch.full_like(steps, cfg.horizon), alike.flatten(0, 1)
             )
+            f = f - value.unsqueeze(-1)
+            alpha, beta = self.regression()
+            given = log_probs, actions, error, f, alpha, beta
+            coefficient, each = coefficients(*given, real_weight=cfg.real_weight)  # (8)
+            products = each.mean(0)
             metrics |= self.trust(rollout, obs, next_obs)[1]
+            metrics |= {"model/alpha": alpha, "model/beta": beta}
+            metrics["model/return_explained"] = explained(products, error)
         else:
             f, baseline = self.imagine(obs, actions, real, value, steps, gumbel)
             own = cfg.estimator == "set_with_baseline"
@@ -320,41 +346,22 @@ class WMPG(Stateful):
                 without = torch.zeros_like(coefficient)
                 without[:, 0] = real - value
                 coefficient = torch.where(trusted, coefficient, without)  # (7)
-                metrics |= more
+                metrics |= more | {"model/trusted": trusted.float()}
         returns = advantage.flatten() + value
-        return Targets(obs, actions, coefficient, returns, sums), metrics
+        return Targets(obs, actions, coefficient, returns, products), metrics
 
-    def with_control_variate(
-        self,
-        obs: Tensor,
-        log_probs: Tensor,
-        actions: Tensor,
-        error: Tensor,
-        value: Tensor,
-        noise: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        assert self.regression is not None
-        after = torch.full(noise.shape[:2], self.cfg.horizon, device=obs.device)
-        first = actions.unsqueeze(1).expand(-1, self.cfg.trajectories, -1)
-        f = self.returns_in_model(obs, first, after.flatten(), noise.flatten(0, 1))
-        alpha, beta = self.regression()
-        c, sums = coefficients(
-            log_probs, actions, error, f - value.unsqueeze(-1), alpha, beta, self.cfg.real_weight
-        )
-        return c, torch.cat([sums, error.square().unsqueeze(-1)], -1).mean(0)
-
-    def noise_of(self, rollout: Rollout, log_probs: Tensor, gumbel: Tensor) -> Tensor:
-        """[T, N, M, H, actions]"""
-        horizon, shape = self.cfg.horizon, rollout.reward.shape
-        given = gumbels_given(
-            log_probs.view(*shape, 1, -1),
-            rollout.action.unsqueeze(-1).expand(gumbel.shape[:3]),
-            gumbel[:, :, :, 0],
-        )  # [T, N, M, actions]
-        columns = [gumbel[:, :, :, 0]]
-        for step in range(1, horizon):
-            columns.append(torch.cat([given[step:], gumbel[: min(step, shape[0]), :, :, step]]))
-        return torch.stack(columns, 3)
+    def numbers_of(self, rollout: Rollout, log_probs: Tensor, gumbel: Tensor) -> Tensor:
+        """Gumbel numbers [T, N, M, H, actions] with which the model decides after each row as was decided there. Past
+        the end of the rollout they are those of `gumbel`."""
+        own = gumbel[:, :, :, 0]  # each row's, used by the rows before it alone
+        action = rollout.action.unsqueeze(-1).expand(own.shape[:-1])
+        probs = log_probs.view(*rollout.reward.shape, 1, -1)
+        executed = gumbels_given(probs, action, own)  # [T, N, M, actions]
+        later = [
+            torch.cat([executed[step:], gumbel[max(0, len(gumbel) - step) :, :, :, step]])
+            for step in range(self.cfg.horizon)
+        ]
+        return torch.stack(later, 3)
 
     def imagine(
         self,
@@ -413,6 +420,36 @@ class WMPG(Stateful):
         after = (steps - 1).view(1, rows, 1, 1).expand(1, rows, paths, choices)
         return found.gather(0, after).squeeze(0).mean(1)
 
+    @torch.no_grad()
+    def imagined_values(self, uniform: Tensor, path_noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Stored states [B, D] that the numbers [B] choose, and what pi gets from there in the model, [B].
+
+        Noise: uniform, [B, critic_horizon, actions].
+        """
+        assert self.memory is not None
+        cfg, target = self.cfg, self.critic_target
+        assert target is not None
+        obs = self.vectors(self.memory.draw(uniform, 1).obs[0])
+        gumbel = -(-path_noise.log()).log()
+
+        def choose(obs: Tensor, step: int) -> Tensor:
+            return self.one_hot((self.log_probs(obs) + gumbel[:, step]).argmax(-1))
+
+        def value(obs: Tensor) -> Tensor:
+            value: Tensor = target(Obs(obs, obs))
+            return value
+
+        found = imagined_returns(
+            self.predict,
+            obs,
+            choose(obs, 0),
+            choose,
+            value,
+            horizon=cfg.critic_horizon,
+            gamma=self.gamma,
+        )
+        return obs, lambda_means(found, cfg.td_lambda)[-1]
+
     def trust(
         self, rollout: Rollout, obs: Tensor, next_obs: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -434,7 +471,6 @@ class WMPG(Stateful):
             "model/error_1": errors.error[0],
             "model/error_h": errors.error[-1],
             "model/unexplained": errors.unexplained,
-            "model/trusted": trusted.float(),
         }
         return trusted, metrics
 

@@ -68,6 +68,14 @@ def coefficients(
     return coefficient, torch.stack(products, -1)
 
 
+def explained(products: Tensor, error: Tensor) -> Tensor:
+    """The share of the squares of `error` [B] that (3) explains in the data that the means `products` [4] are of."""
+    tiny = torch.finfo(products.dtype).tiny
+    squares = products[0].square() / products[1].clamp(min=tiny)
+    squares = squares + products[2].square() / products[3].clamp(min=tiny)
+    return squares / error.square().mean().clamp(min=tiny)
+
+
 class Regression(nn.Module):
     """(3), over about the last 1 / `rate` rollouts."""
 
@@ -87,5 +95,5 @@ class Regression(nn.Module):
 
     @torch.no_grad()
     def update(self, products: Tensor) -> None:
-        """The means over one rollout."""
-        self.sums.lerp_(products, self.rate)
+        """The means over one rollout, [4] or, of several seeds, [4, S]."""
+        self.sums.lerp_(products.movedim(0, -1), self.rate)
