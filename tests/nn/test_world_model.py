@@ -23,7 +23,6 @@ from fleetfoot.nn.world_model import (
 from fleetfoot.optim import AdamConfig
 from fleetfoot.rng import seeded_init
 
-
 NO = torch.tensor(False)
 
 
