@@ -140,6 +140,8 @@ class Drift(torch.nn.Module):
         step = torch.cat([action, torch.zeros_like(action[..., :1])], -1)
         return Prediction(obs + step, obs[..., 0], torch.full(obs.shape[:-1], 0.8))
 
+    def observe(self, *given: Tensor) -> None: ...
+
 
 def drifting(monkeypatch: pytest.MonkeyPatch, *, trusted: bool = True, **changes: Any) -> WMPG:
     agent = agent_of(**changes)
@@ -245,6 +247,32 @@ def test_control_variate_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_values_imagined_from_stored_states_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = drifting(
+        monkeypatch, estimator="control_variate", critic_batch=6, critic_horizon=2, td_lambda=0.5
+    )
+    rollout = rollout_of(5)
+    feed(agent, rollout)
+    for parameter in agent.critic.net.parameters():  # the target stays behind
+        parameter.data.mul_(0.5)
+    generator = torch.Generator().manual_seed(2)
+    uniform, noise = torch.rand(6, generator=generator), torch.rand(6, 2, 3, generator=generator)
+    stored, wanted = agent.imagined_values(uniform, noise)
+    assert agent.critic_target is not None
+    for obs, path, value in zip(stored, noise, wanted, strict=True):
+        assert (rollout.obs.actor.flatten(0, 1) == obs).all(-1).any()
+        total, alive, returns, at = 0.0, 1.0, [], obs
+        for step in range(2):
+            gumbel = -(-path[step].log()).log()
+            action = (agent.log_probs(at[None])[0] + gumbel).argmax()
+            total += alive * float(at[0])
+            at = at + torch.cat([one_hot(action, 3).float(), torch.zeros(1)])
+            alive *= GAMMA * 0.8
+            with torch.no_grad():
+                returns.append(total + alive * float(agent.critic_target(at[None])))
+        assert float(value) == pytest.approx(0.5 * returns[0] + 0.5 * returns[1], abs=1e-4)
+
+
 def test_without_trust_it_is_actor_critic(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollout_of(5)
     ac = agent_of(estimator="reinforce", baseline="value")
@@ -306,6 +334,8 @@ def test_with_a_perfect_model_the_variance_is_three_times_less_and_the_mean_the_
         ({"horizon": 0}, "agent.horizon"),
         ({"trust_below": 0.0}, "agent.trust_below"),
         ({"td_lambda": 1.5}, "agent.td_lambda"),
+        ({"real_weight": -0.1}, "agent.real_weight"),
+        ({"critic_batch": 8, "estimator": "reinforce"}, "agent.critic_batch"),
         ({"model_memory": 3}, "agent.model_memory"),
     ],
 )
@@ -340,7 +370,8 @@ def with_control_variate() -> Recipe:
     agent = small().agent
     assert isinstance(agent, WMPGConfig)
     model = WorldModelConfig(end_reward=True)
-    return small(agent=replace(agent, estimator="control_variate", world_model=model))
+    changes: dict[str, Any] = {"critic_batch": 8, "critic_horizon": 2, "world_model": model}
+    return small(agent=replace(agent, estimator="control_variate", **changes))
 
 
 def test_the_control_variate_resumes_and_learns_several_seeds(

@@ -24,6 +24,8 @@ world model (`nn/world_model.py`):
          c(a) = beta pi(a) (f^(a) - m) + [a = a_1] kappa (f(a_1) - V - alpha (m - V) - beta (f^(a_1) - m)),
          where alpha and beta are least squares on earlier rollouts: `ops/control_variate.py`. With kappa = 1 the mean
          is that of actor-critic whatever the world model predicts, and (7) is not used
+    (9)  with `critic_batch`, V also learns at stored states: the imagined TD(lambda) return of pi from there, over
+         `critic_horizon` steps, with the value of a copy of V that follows slowly
 
 AC, the paper's first baseline, is "reinforce" with "value": it has no world model. Its second one is in `mac.py`.
 
@@ -35,7 +37,9 @@ What we decided, beyond the abstract:
         of their differences.
     [3] A time limit is no end of the task: (2) bootstraps there, and m never hears of it.
     [4] Nothing is differentiated through m or f.
-    [5] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
+    [5] In (8) the model decides after a_1 with the random numbers of the real trajectory, which are drawn given the
+        executed actions: it then meets the same luck, and its returns explain more of the real ones.
+    [6] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
         pictures alone. Policy, critic and m read these vectors and send no gradient into it; s is such a vector then.
 
 Above 300 lines: AC and every estimator are one algorithm with different settings, and a third is words.
@@ -157,15 +161,23 @@ class WMPGConfig:
                 "agent.latent is for pictures, and pictures need it: --agent.latent AutoencoderConfig; "
                 f"{spec.name} has observations of shape {spec.obs_shape}."
             )
-        least = {"horizon": 1, "trajectories": 1, "critic_steps": 1, "model_steps": 1}
-        at_least(self, "agent", **least, model_batch=1, model_unroll=1, model_memory=1, k=1)
+        least = {"horizon": 1, "trajectories": 1, "critic_steps": 1, "critic_horizon": 1}
+        at_least(self, "agent", **least, critic_batch=0, k=1)
+        at_least(self, "agent", model_steps=1, model_batch=1, model_unroll=1, model_memory=1)
         check_above_zero(self, "trust_below", "reward_scale")
         if self.k > spec.action.count:
             raise UserError(
                 f"agent.k is {self.k}, but {spec.name} has {spec.action.count} actions."
             )
-        if not 0.0 <= self.td_lambda <= 1.0:
-            raise UserError(f"agent.td_lambda must lie between 0 and 1, not {self.td_lambda}.")
+        for name in ("td_lambda", "return_lambda", "real_weight", "critic_tau"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                value = getattr(self, name)
+                raise UserError(f"agent.{name} must lie between 0 and 1, not {value}.")
+        if self.critic_batch and not self.imagines():
+            raise UserError(
+                "agent.critic_batch is for states from which the critic learns what a world model says; with estimator "
+                "reinforce and no informed baseline there is none."
+            )
         if self.model_memory < (self.model_unroll + 1) * spec.num_envs:
             raise UserError(
                 f"agent.model_memory of {self.model_memory:,} holds no windows of {self.model_unroll} steps of "
@@ -241,7 +253,8 @@ class WMPG(Stateful):
             ).to(device)
             self.critic = ValueNetwork(encoder, cfg.critic_net).to(device)
             model = cfg.world_model.build(encoder.size, self.num_actions).to(device)
-        self.critic_target = target_copy(self.critic, encoder) if cfg.critic_batch else None
+        # Of the network alone: what the encoder learns, if anything, is not the critic's.
+        self.critic_target = target_copy(self.critic.net) if cfg.critic_batch else None
         self.policy, self.behaviour = GreedyAction(self.actor), DrawnAction(self.actor)
         self.model = model if cfg.imagines() else None
         self.regression = Regression().to(device) if cfg.estimator == "control_variate" else None
@@ -287,7 +300,7 @@ class WMPG(Stateful):
             loss = self.critic_loss(obs, returns)
             metrics |= loss.metrics | {"critic/grad_norm": self.step_critic(loss.loss)}
             if self.critic_target is not None:
-                polyak_(self.critic_target, self.critic, cfg.critic_tau)
+                polyak_(self.critic_target, self.critic.net, cfg.critic_tau)
         for _ in range(cfg.model_steps if self.step_model is not None else 0):
             assert self.step_model is not None
             loss = self.model_loss(self.noise.uniform(cfg.model_batch))
@@ -436,8 +449,8 @@ class WMPG(Stateful):
             return self.one_hot((self.log_probs(obs) + gumbel[:, step]).argmax(-1))
 
         def value(obs: Tensor) -> Tensor:
-            value: Tensor = target(Obs(obs, obs))
-            return value
+            out: Tensor = target(self.critic.encoder(Obs(obs, obs)))
+            return out.squeeze(-1).float()
 
         found = imagined_returns(
             self.predict,
