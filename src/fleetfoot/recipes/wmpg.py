@@ -78,33 +78,35 @@ def lunarlander() -> Recipe:
         env=GymConfig(id="LunarLander-v3"),
         agent=WMPGConfig(
             estimator="control_variate",
-            horizon=10,
-            real_weight=0.2,
+            horizon=3,
+            trajectories=4,
+            real_weight=0.3,
             entropy_coef=0.001,
             reward_scale=0.02,
-            critic_steps=4,
-            model_steps=5,
+            critic_steps=8,
+            critic_batch=128,
+            model_steps=10,
             model_memory=50_000,
             policy_net=net,
             critic_net=net,
             world_model=WorldModelConfig(end_reward=True, linear_beyond=1.0),
-            policy_optim=AdamConfig(lr=7e-4, max_grad_norm=0.5),
+            policy_optim=AdamConfig(lr=1.2e-3, max_grad_norm=0.5),
             critic_optim=AdamConfig(lr=3e-3, max_grad_norm=0.5),
         ),
-        replay=RolloutConfig(length=8),
+        replay=RolloutConfig(length=16),
         evaluation=EvaluationConfig(every_vec_steps=8_000, episodes=10),
         log=LogConfig(every_vec_steps=200),
         checkpoint=CheckpointConfig(every_vec_steps=16_000),
         gamma=0.995,
         num_envs=8,
-        total_vec_steps=80_000,
+        total_vec_steps=50_000,
     )
 
 
 def ac_lunarlander() -> Recipe:
     base = lunarlander()
     assert isinstance(base.agent, WMPGConfig)
-    agent = replace(base.agent, estimator="reinforce", horizon=8)
+    agent = replace(base.agent, estimator="reinforce", horizon=16, critic_batch=0)
     return replace(base, name="ac/lunarlander", agent=agent)
 
 
