@@ -38,7 +38,8 @@ What we decided, beyond the abstract:
     [3] A time limit is no end of the task: (2) bootstraps there, and m never hears of it.
     [4] Nothing is differentiated through m or f.
     [5] In (8) the model decides after a_1 with the random numbers of the real trajectory, which are drawn given the
-        executed actions: it then meets the same luck, and its returns explain more of the real ones.
+        executed actions: its decisions are then those of the real trajectory as far as its states are, and its returns
+        explain more of the real ones. Its horizon is always H; the mean of (8) does not ask for equal horizons.
     [6] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
         pictures alone. Policy, critic and m read these vectors and send no gradient into it; s is such a vector then.
 
