@@ -61,6 +61,7 @@ def reward_units(
     shift: float | None = None,
     seeds: int = 3,
     vec_steps: int | None = None,
+    device: str | None = None,
     runs: Path = Path("runs/reward_units"),
 ) -> Iterator[dict[str, Any]]:
     """Last and best returns, in the task's own units, of agents that find their value range by themselves.
@@ -70,13 +71,14 @@ def reward_units(
     :param shift: One more variant, in which so much is added to every reward.
     :param seeds: Seeds of each variant, trained as one.
     :param vec_steps: Length of each run; None: that of the recipe.
+    :param device: cpu or cuda; None: that of the recipe.
     :param runs: Folder of the runs; what is there already is read, not trained again.
     """
     rows: list[dict[str, Any]] = []
     variants = [(factor, 0.0) for factor in factors] + ([] if shift is None else [(1.0, shift)])
     for name in names:
         for factor, added in variants:
-            recipe = in_units(recipes.get(name), factor, added, vec_steps)
+            recipe = in_units(recipes.get(name), factor, added, vec_steps, device)
             folder = runs / f"{name.replace('/', '-')}-times{factor:g}-plus{added:g}"
             if not folder.exists():
                 train_seeds(recipe, seeds, folder)
@@ -95,7 +97,9 @@ def reward_units(
     yield {"rows": rows, "recipes": [to_json(recipes.get(name)) for name in names]}
 
 
-def in_units(recipe: Recipe, factor: float, shift: float, vec_steps: int | None) -> Recipe:
+def in_units(
+    recipe: Recipe, factor: float, shift: float, vec_steps: int | None, device: str | None = None
+) -> Recipe:
     agent: Any = recipe.agent
     if hasattr(agent, "v_min"):
         agent = replace(agent, v_min="auto", v_max="auto")
@@ -105,6 +109,7 @@ def in_units(recipe: Recipe, factor: float, shift: float, vec_steps: int | None)
         env=OtherUnitsConfig(env=recipe.env, factor=factor, shift=shift),
         agent=agent,
         total_vec_steps=total,
+        device=device or recipe.device,
         evaluation=replace(recipe.evaluation, every_vec_steps=max(1, total // 5)),
         log=LogConfig(every_vec_steps=max(1, total // 20), tensorboard=False, console=False),
         checkpoint=CheckpointConfig(every_vec_steps=0, replay=False),

@@ -83,6 +83,7 @@ class EnvSpec:
     description: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
     # For those who learn from mirror images (replay.mirror); what it is does not change what a policy sees or does.
     symmetry: Symmetry | None = field(default=None, compare=False)
+    no_symmetry: str = field(default="", compare=False)  # why there is none, if the adapter knows
 
 
 class Obs(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fleetfoot.config import from_json, to_json
+from fleetfoot.envs import humanoid_bench, render
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
 from fleetfoot.envs.subprocess import worker as process_worker
@@ -259,6 +260,25 @@ def test_humanoid_bench_config() -> None:
         HumanoidBenchConfig(task="h1hand-wlk").build(1, 0, CPU)
     with pytest.raises(UserError, match="processes must be at least 0"):
         HumanoidBenchConfig(processes=-1)
+
+
+def test_humanoid_bench_without_opengl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that cannot render trains all the same: the environments start no OpenGL."""
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(humanoid_bench, "ProcessEnv", lambda *args: made.append(args))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+
+    def none() -> str:
+        raise UserError("cannot render")
+
+    for backend in (none, lambda: "osmesa"):
+        monkeypatch.setattr(render, "backend", backend)
+        HumanoidBenchConfig().build(1, 0, CPU)
+    without, with_opengl = ((args[2], args[-1]) for args in made)
+    assert without[0] == {"render_mode": None}
+    assert "MUJOCO_GL" not in without[1]
+    assert with_opengl[0] == {}
+    assert with_opengl[1]["MUJOCO_GL"] == "osmesa"
 
 
 @pytest.mark.skipif(

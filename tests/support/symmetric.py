@@ -8,6 +8,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetfoot.data import Reflection
 from fleetfoot.envs.robot.mirror import _joints
 from fleetfoot.envs.robot.robot import Built, Robot
 from fleetfoot.envs.robot.robots import ROBOTS
@@ -32,13 +33,29 @@ def make_symmetric(built: Built) -> None:
     """Every number of a body, joint or actuator becomes the mean of itself and its partner's mirror image."""
     model, reflection = built.model, _joints(built)
     ids = np.array([model.joint(name).id for name in built.names])
+    partner = np.array(reflection.index)
+    pairs = even_model(model, ids, reflection, built.v)
+    assert pairs == model.nbody - 1  # each body has one joint
+    for name in ("actuator_gainprm", "actuator_biasprm"):
+        _mean(getattr(model, name), np.arange(model.nu), partner)
+    sign = np.array(reflection.sign)
+    _mean_range(model.actuator_ctrlrange, np.arange(model.nu), partner, sign)
+    built.low, built.high = model.jnt_range[ids].T.copy()
+    if built.robot.imu:
+        for site in (built.robot.imu, *built.robot.frames.values()):
+            model.site(site).pos[1] = 0.0
+
+
+def even_model(
+    model: mujoco.MjModel, ids: NDArray[np.int64], reflection: Reflection, dofs: NDArray[np.int64]
+) -> int:
+    """The same for the bodies and joints of one robot: `ids` and `dofs` of its joints. How many bodies it has."""
     partner, sign = np.array(reflection.index), np.array(reflection.sign)
     bodies = model.jnt_bodyid[ids]
     inertia = {int(b): _inertia(model, b) for b in range(1, model.nbody)}
     place = {name: getattr(model, name).copy() for name in ("body_pos", "body_ipos", "body_mass")}
-    base = int(model.jnt_bodyid[0])
+    base = int(model.body_rootid[bodies[0]])
     pairs = [*zip(bodies.tolist(), bodies[partner].tolist(), strict=True), (base, base)]
-    assert len(pairs) == model.nbody - 1  # each body has one joint
     for here, there in pairs:
         for name in ("body_pos", "body_ipos"):
             both = place[name][here] + M @ place[name][there]
@@ -50,19 +67,12 @@ def make_symmetric(built: Built) -> None:
         mujoco.mju_mat2Quat(model.body_iquat[here], axes.flatten())
         model.body_inertia[here] = values
     model.body_sameframe[:] = 0
-    dofs = built.v
+    model.site_sameframe[:] = 0
     for name in ("dof_damping", "dof_frictionloss", "dof_armature"):
         _mean(getattr(model, name), dofs, partner)
-    for name in ("actuator_gainprm", "actuator_biasprm"):
-        _mean(getattr(model, name), np.arange(model.nu), partner)
-    for name, at in (("jnt_range", ids), ("actuator_ctrlrange", np.arange(model.nu))):
-        _mean_range(getattr(model, name), at, partner, sign)
-    built.low, built.high = model.jnt_range[ids].T.copy()
-    if built.robot.imu:
-        for site in (built.robot.imu, *built.robot.frames.values()):
-            model.site(site).pos[1] = 0.0
-    model.site_sameframe[:] = 0
+    _mean_range(model.jnt_range, ids, partner, sign)
     mujoco.mj_setConst(model, mujoco.MjData(model))
+    return len(pairs)
 
 
 def _inertia(model: mujoco.MjModel, body: int) -> NDArray[np.float64]:

@@ -82,8 +82,16 @@ class HumanoidBenchConfig:
                 "HumanoidBench is not installed; it comes from its repository: see "
                 "docs/environments/humanoid_bench.md."
             )
+        from fleetfoot.envs.render import backend
+
         # `package` reads this setting of its hierarchical policies even where there is none.
         settings = {"policy_path": None} if self.task.endswith("-package") else {}
+        surroundings = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}  # JAX is imported, not used
+        # The environments start OpenGL when they are made, unless they are told that they are never rendered.
+        try:
+            surroundings["MUJOCO_GL"] = backend()
+        except UserError:
+            settings["render_mode"] = None
         return ProcessEnv(
             f"humanoid_bench/{self.task}",
             f"humanoid_bench:{self.task}-v0",
@@ -92,7 +100,7 @@ class HumanoidBenchConfig:
             self.processes or usable_cores(),
             seed,
             device,
-            _surroundings(),
+            surroundings,
         )
 
     def when_stored(self) -> HumanoidBenchConfig:
@@ -107,18 +115,3 @@ class HumanoidBenchConfig:
 def names() -> list[str]:
     """The tasks, whether or not the package is there."""
     return [f"{robot}-{task}" for robot in ROBOTS for task in TASKS]
-
-
-def _surroundings() -> dict[str, str]:
-    """Environment variables of the worker processes.
-
-    One thread each, no GPU for the JAX that is imported but not used, and an OpenGL that works, since the environments
-    start it when they are made.
-    """
-    from fleetfoot.envs.render import backend
-
-    try:
-        gl = {"MUJOCO_GL": backend()}
-    except UserError:
-        gl = {}
-    return {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", **gl}

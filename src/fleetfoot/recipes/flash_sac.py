@@ -1,5 +1,5 @@
-"""FlashSAC recipes: one setting for all robots. Per suite only the discount, the steps of the return, and whether the
-critic sees more than the policy, which the environment says."""
+"""FlashSAC recipes: one setting for all robots of a suite. Between suites the discount and the steps of the return
+differ, the rates (`quick`), and whether the critic sees more than the policy, which the environment says."""
 
 from __future__ import annotations
 
@@ -67,15 +67,24 @@ def playground(name: str, task: str, num_envs: int = 4_096) -> Recipe:
     )
 
 
+def quick() -> FlashSACConfig:
+    """About three times the published rates, with a target that follows twice as fast: what learned soonest on T1,
+    from batches half of which are mirror images."""
+    optim = AdamConfig(lr=1e-3, lr_end=3e-4)
+    return FlashSACConfig(tau=0.02, policy_optim=optim, critic_optim=optim, alpha_optim=optim)
+
+
 def mjlab_velocity(robot: str) -> Recipe:
-    """Velocity tracking on flat ground, with the settings that the authors have for Isaac Lab."""
+    """Velocity tracking on flat ground. Discount and steps of the return are those that the authors have for Isaac
+    Lab, rates and mirror images those of the package's own robots."""
     return robots(
         f"mjlab-{robot.lower()}-velocity-flat",
         MjlabConfig(task=f"Mjlab-Velocity-Flat-Unitree-{robot}", spread_ends=True),
         num_envs=4_096,
         env_steps=50_000_000,
         gamma=0.99,
-        replay=ReplayConfig(capacity=10_000_000, n_step=3, storage="bf16"),
+        agent=quick(),
+        replay=ReplayConfig(capacity=10_000_000, n_step=3, storage="bf16", mirror=True),
     )
 
 

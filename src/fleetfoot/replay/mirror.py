@@ -20,9 +20,12 @@ from fleetfoot.errors import UserError
 def make_mirror(spec: EnvSpec, device: torch.device) -> Mirror:
     """UserError where the environment declares no symmetry, or one that cannot be."""
     if spec.symmetry is None:
+        why, or_set = "", ", or set EnvSpec.symmetry"
+        if spec.no_symmetry:
+            why, or_set = f" ({spec.no_symmetry.removesuffix('.')})", ""
         raise UserError(
-            f"replay.mirror needs an environment that declares a symmetry, and {spec.name} declares none: use "
-            "--replay.no-mirror, or set EnvSpec.symmetry."
+            f"replay.mirror needs an environment that declares a symmetry, and {spec.name} declares none{why}: use "
+            f"--replay.no-mirror{or_set}."
         )
     if (problem := problem_of(spec.symmetry, spec)) is not None:
         raise UserError(f"the symmetry of {spec.name} is invalid: {problem}.")

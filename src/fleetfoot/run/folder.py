@@ -200,7 +200,7 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def write_spec(folder: Path, spec: EnvSpec) -> None:
     """What the policy of a run sees and does, so that it can be loaded without the simulator."""
     fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-    del fields["symmetry"]  # a matter of training
+    del fields["symmetry"], fields["no_symmetry"]  # a matter of training
     kind, size = type(spec.action).__name__, list(vars(spec.action).values())
     fields["action"] = [kind, *size]
     write_stored(folder / "spec.json", "spec", json.loads(json.dumps(fields, default=str)))

@@ -32,6 +32,7 @@ from torch import Tensor
 from fleetfoot.config import part
 from fleetfoot.data import Obs
 from fleetfoot.envs.lab.isaac_lab import LabEnv, OwnRandom, building, check_scale
+from fleetfoot.envs.lab.mirror import symmetry
 from fleetfoot.envs.render import Renderer, View
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.extras import install_line
@@ -110,6 +111,11 @@ class MjlabEnv(LabEnv):
         ]
         self.succeed = [term for term in commands if "episode_success" in term.metrics]
         self.renderer: Renderer | None = None
+        try:
+            mirrored = symmetry(envs, config.task, self.actor)
+            self.spec = dataclasses.replace(self.spec, symmetry=mirrored)
+        except UserError as error:  # it matters to those who ask for mirror images
+            self.spec = dataclasses.replace(self.spec, no_symmetry=str(error))
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         if self.renderer is None:
