@@ -100,7 +100,7 @@ def lunarlander() -> Recipe:
         checkpoint=CheckpointConfig(every_vec_steps=16_000),
         gamma=0.995,
         num_envs=8,
-        total_vec_steps=37_500,
+        total_vec_steps=32_000,
     )
 
 
