@@ -70,7 +70,7 @@ def lunarlander() -> Recipe:
     """Gymnasium's LunarLander-v3 (Box2D), for one core of many.
 
     The engines are noisy, and so are real returns; the model's part of the gradient is not, so it has more weight. The
-    critic learns imagined returns at stored states: one that learns from each rollout alone forgets and misleads both.
+    critic learns imagined returns at stored states: with one that learns from each rollout alone, most runs fell back.
     """
     net = MLPConfig(hidden=(128, 128), activation=("tanh",))
     return replace(
