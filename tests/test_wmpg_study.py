@@ -61,6 +61,12 @@ def test_a_run_that_is_there_is_read(tmp_path: Path) -> None:
     assert _run((replace(short(), seed=1), 475.0, place))["seed"] == 1  # of another recipe
 
 
+def test_seeds_are_counted_from_the_first(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"agents": ("ac",), "seeds": 2, "processes": 1, "runs": tmp_path}
+    *_, last = wmpg(first_seed=7, total_vec_steps=8, **options)
+    assert [run["seed"] for run in last["runs"]] == [7, 8]
+
+
 def test_pictures_and_bad_names(tmp_path: Path) -> None:
     draw([run_of("wmpg", 0, 3), run_of("ac", 0, 3)], ("wmpg", "ac"), 2.0, tmp_path / "a" / "b.png")
     assert (tmp_path / "a" / "b.png").stat().st_size > 1000

@@ -34,6 +34,7 @@ def wmpg(
     task: str = "cartpole",
     agents: tuple[str, ...] = ("wmpg", "ac", "mac"),
     seeds: int = 10,
+    first_seed: int = 0,
     total_vec_steps: int | None = None,
     processes: int = 0,
     runs: Path = Path("runs/wmpg"),
@@ -44,6 +45,7 @@ def wmpg(
     :param task: cartpole, lunarlander or pong: the recipes AGENT/TASK.
     :param agents: Which recipes.
     :param seeds: Seeds of each.
+    :param first_seed: The first of them.
     :param total_vec_steps: Length of a run that does not solve the task; None: as the recipe says.
     :param processes: Runs at the same time, one thread each; 0: one per core.
     :param runs: Folder of the results of the runs; one that is there already is read, not trained again.
@@ -54,7 +56,7 @@ def wmpg(
     if picture is not None:
         check("a picture", ("matplotlib",), "plot")
     jobs = []
-    for seed in range(seeds):
+    for seed in range(first_seed, first_seed + seeds):
         for agent in agents:
             recipe = recipes.get(f"{agent}/{task}")
             length = total_vec_steps or recipe.total_vec_steps

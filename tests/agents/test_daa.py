@@ -345,7 +345,7 @@ def test_a_learned_model_explains_the_pendulum_after_5000_transitions() -> None:
         stored.append((obs.actor, action, step.next_obs.actor, step.reward))
         obs = step.obs
     s, a, s_next, r = (torch.cat(column) for column in zip(*stored, strict=True))
-    model.observe(s[:5_000], r[:5_000], s_next[:5_000])
+    model.observe(s[:5_000], r[:5_000], s_next[:5_000], torch.zeros(5_000, dtype=torch.bool))
     optim = cfg.model_optim.build(model, 1_500)
     never, always = torch.zeros(1, 128, dtype=torch.bool), torch.ones(1, 128, dtype=torch.bool)
     for _ in range(1_500):

@@ -24,6 +24,7 @@ from fleetfoot.nn.autoencoder import AutoencoderConfig
 from fleetfoot.nn.cnn import NatureCNNConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.world_model import Prediction, WorldModelConfig
+from fleetfoot.ops.control_variate import gumbels_given
 from fleetfoot.optim import SGDConfig
 from fleetfoot.recipe import Recipe
 
@@ -139,6 +140,8 @@ class Drift(torch.nn.Module):
         step = torch.cat([action, torch.zeros_like(action[..., :1])], -1)
         return Prediction(obs + step, obs[..., 0], torch.full(obs.shape[:-1], 0.8))
 
+    def observe(self, *given: Tensor) -> None: ...
+
 
 def drifting(monkeypatch: pytest.MonkeyPatch, *, trusted: bool = True, **changes: Any) -> WMPG:
     agent = agent_of(**changes)
@@ -203,6 +206,73 @@ def test_informed_baseline_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float(targets.coefficient[row, 0]) == pytest.approx(wanted, abs=1e-4)
 
 
+def test_control_variate_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model decides after a row with the numbers that belong to the actions executed there."""
+    agent = drifting(
+        monkeypatch, estimator="control_variate", reward_scale=0.5, real_weight=0.25, trajectories=2
+    )
+    assert agent.regression is not None
+    agent.regression.update(torch.tensor([0.3, 1.0, 0.7, 1.0]))
+    rollout, (set_noise, path_noise) = rollout_of(5), noise_for(agent, 5)
+    targets, metrics = agent.targets(rollout, set_noise, path_noise)
+    assert float(metrics["model/alpha"]) == pytest.approx(0.3)
+    assert float(metrics["model/beta"]) == pytest.approx(0.7)
+    products = []
+    for row, (t, n) in enumerate((t, n) for t in range(5) for n in range(2)):
+        obs = rollout.obs.actor[t, n]
+        log_probs = agent.log_probs(obs[None])[0].detach()
+        value = float(agent.value(obs[None]).detach())
+        paths = path_noise[t, n].clone()  # [M, H, actions]
+        for path, step in ((path, step) for path in range(2) for step in (1, 2)):
+            if t + step < 5:  # inside the rollout: whatever episode this is of
+                there = agent.log_probs(rollout.obs.actor[t + step, n][None])[0].detach()
+                fresh = -(-path_noise[t + step, n, path, 0].log()).log()
+                given = gumbels_given(there, rollout.action[t + step, n], fresh)
+                assert (there + given).argmax() == rollout.action[t + step, n]
+                paths[path, step] = (-(-given).exp()).exp()
+        actions = targets.actions[row].tolist()
+        assert actions[0] == rollout.action[t, n]
+        assert sorted(actions) == [0, 1, 2]
+        f = [sum(imagined(agent, obs, a, path, 3) for path in paths) / 2 for a in actions]
+        p = [float(log_probs[a].exp()) for a in actions]
+        mean = sum(x * y for x, y in zip(p, f, strict=True))
+        error = real_return(agent, rollout, t, n) - value
+        wanted = [0.7 * x * (y - mean) for x, y in zip(p, f, strict=True)]
+        wanted[0] += 0.25 * (error - 0.3 * (mean - value) - 0.7 * (f[0] - mean))
+        assert targets.coefficient[row].tolist() == pytest.approx(wanted, abs=1e-4)
+        first = error * (mean - value), (mean - value) ** 2
+        products.append((*first, error * (f[0] - mean), (f[0] - mean) ** 2))
+    torch.testing.assert_close(
+        targets.products, torch.tensor(products).mean(0), atol=1e-4, rtol=1e-3
+    )
+
+
+def test_values_imagined_from_stored_states_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = drifting(
+        monkeypatch, estimator="control_variate", critic_batch=6, critic_horizon=2, td_lambda=0.5
+    )
+    rollout = rollout_of(5)
+    feed(agent, rollout)
+    for parameter in agent.critic.net.parameters():  # the target stays behind
+        parameter.data.mul_(0.5)
+    generator = torch.Generator().manual_seed(2)
+    uniform, noise = torch.rand(6, generator=generator), torch.rand(6, 2, 3, generator=generator)
+    stored, wanted = agent.imagined_values(uniform, noise)
+    assert agent.critic_target is not None
+    for obs, path, value in zip(stored, noise, wanted, strict=True):
+        assert (rollout.obs.actor.flatten(0, 1) == obs).all(-1).any()
+        total, alive, returns, at = 0.0, 1.0, [], obs
+        for step in range(2):
+            gumbel = -(-path[step].log()).log()
+            action = (agent.log_probs(at[None])[0] + gumbel).argmax()
+            total += alive * float(at[0])
+            at = at + torch.cat([one_hot(action, 3).float(), torch.zeros(1)])
+            alive *= GAMMA * 0.8
+            with torch.no_grad():
+                returns.append(total + alive * float(agent.critic_target(at[None])))
+        assert float(value) == pytest.approx(0.5 * returns[0] + 0.5 * returns[1], abs=1e-4)
+
+
 def test_without_trust_it_is_actor_critic(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollout_of(5)
     ac = agent_of(estimator="reinforce", baseline="value")
@@ -264,6 +334,8 @@ def test_with_a_perfect_model_the_variance_is_three_times_less_and_the_mean_the_
         ({"horizon": 0}, "agent.horizon"),
         ({"trust_below": 0.0}, "agent.trust_below"),
         ({"td_lambda": 1.5}, "agent.td_lambda"),
+        ({"real_weight": -0.1}, "agent.real_weight"),
+        ({"critic_batch": 8, "estimator": "reinforce"}, "agent.critic_batch"),
         ({"model_memory": 3}, "agent.model_memory"),
     ],
 )
@@ -292,6 +364,28 @@ def small(name: str = "wmpg/cartpole", **changes: Any) -> Recipe:
         "threads": 1,
     }
     return replace(recipe, **(fields | changes))
+
+
+def with_control_variate() -> Recipe:
+    agent = small().agent
+    assert isinstance(agent, WMPGConfig)
+    model = WorldModelConfig(end_reward=True)
+    changes: dict[str, Any] = {"critic_batch": 8, "critic_horizon": 2, "world_model": model}
+    return small(agent=replace(agent, estimator="control_variate", **changes))
+
+
+def test_the_control_variate_resumes_and_learns_several_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = with_control_variate()
+    whole = weights(api.train(recipe, tmp_path / "whole"))
+    api.train(replace(recipe, total_vec_steps=40), tmp_path / "half")
+    half = weights(api.resume(tmp_path / "half", total_vec_steps=96))
+    assert all(torch.equal(a, b) for a, b in zip(whole, half, strict=True))
+    together = api.train_seeds(recipe, 2, tmp_path / "both")
+    assert "one after the other" not in capsys.readouterr().err
+    for a, b in zip(weights(together[0]), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 def weights(result: Any) -> list[Tensor]:
@@ -387,8 +481,9 @@ def test_pictures_need_a_latent_and_vectors_have_none() -> None:
         agent_of(latent=AutoencoderConfig())
 
 
-def test_what_is_compiled_is_one_graph() -> None:
-    agent, rollout = agent_of(baseline="informed"), rollout_of(5)
+@pytest.mark.parametrize("changes", [{"baseline": "informed"}, {"estimator": "control_variate"}])
+def test_what_is_compiled_is_one_graph(changes: dict[str, Any]) -> None:
+    agent, rollout = agent_of(**changes), rollout_of(5)
     feed(agent, rollout)
     noise = noise_for(agent, 5)
     plain, _ = agent.targets(rollout, *noise)

@@ -23,6 +23,8 @@ from fleetfoot.nn.world_model import (
 from fleetfoot.optim import AdamConfig
 from fleetfoot.rng import seeded_init
 
+NO = torch.tensor(False)
+
 
 def small_model(**options: Any) -> WorldModel:
     with seeded_init(0):
@@ -30,7 +32,8 @@ def small_model(**options: Any) -> WorldModel:
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn(50, 3, generator=generator) * 4 + 1
     change = torch.randn(50, 3, generator=generator) * 0.1
-    model.observe(obs, torch.randn(50, generator=generator), obs + change)
+    ended = torch.zeros(50, dtype=torch.bool)
+    model.observe(obs, torch.randn(50, generator=generator), obs + change, ended)
     return model
 
 
@@ -55,8 +58,10 @@ def test_few_rewards_are_classes() -> None:
     model = small_model(reward_values=(-1.0, 0.0, 1.0))
     out = torch.tensor([[1.0, 2.0, 4.0]])
     p = out.softmax(-1)[0]
-    assert float(model._reward(out)) == pytest.approx(float(p[2] - p[0]))
-    assert float(model._reward_loss(out, torch.tensor([-1.0]))) == pytest.approx(float(-p[0].log()))
+    assert float(model._reward(out, torch.ones(1))) == pytest.approx(float(p[2] - p[0]))
+    assert float(model._reward_loss(out, torch.tensor([-1.0]), NO)) == pytest.approx(
+        float(-p[0].log())
+    )
     with pytest.raises(UserError, match="reward_values"):
         WorldModelConfig(reward_values=(1.0,))
 
@@ -66,8 +71,8 @@ def test_squashed_rewards() -> None:
     reward = torch.tensor([-100.0, 0.0, 0.5])
     squashed = reward.sign() * (1 + reward.abs()).log()
     out = model.reward_norm(squashed).unsqueeze(-1)  # what the network should say
-    torch.testing.assert_close(model._reward(out), reward, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(model._reward_loss(out, reward), torch.zeros(3))
+    torch.testing.assert_close(model._reward(out, torch.ones(1)), reward, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model._reward_loss(out, reward, NO), torch.zeros(3))
     with pytest.raises(UserError, match="squash_reward"):
         WorldModelConfig(squash_reward=True, reward_values=(0.0, 1.0))
 
@@ -166,7 +171,7 @@ def test_it_learns_the_cartpole(predict: Any) -> None:
         model = WorldModelConfig(predict=predict, net=MLPConfig(hidden=(64, 64))).build(4, 2)
     step = AdamConfig(lr=3e-3).build(model, 300)
     data, fresh = cartpole_windows(4096, 3, seed=0), cartpole_windows(512, 10, seed=1)
-    model.observe(data.obs, data.reward[0], data.next_obs[0])
+    model.observe(data.obs, data.reward[0], data.next_obs[0], data.terminated[0])
     untrained = model.open_loop(fresh)
     for number in range(300):
         rows = torch.arange(128) + 128 * (number % 32)
@@ -179,3 +184,32 @@ def test_it_learns_the_cartpole(predict: Any) -> None:
         continues = model(fresh.obs, fresh.action[0]).continues
     ends = fresh.terminated[0]
     assert continues[ends].mean() < 0.7 < 0.9 < continues[~ends].mean()
+
+
+def test_the_reward_of_an_end_is_learned_apart() -> None:
+    """Whether the task ends is a matter of chance here: the mean of the reward is that of both cases."""
+    with seeded_init(0):
+        model = WorldModelConfig(end_reward=True, net=MLPConfig(hidden=(32,))).build(1, 2)
+    generator = torch.Generator().manual_seed(0)
+    obs = 2 * torch.rand(4096, 1, generator=generator) - 1
+    action = F.one_hot(torch.randint(2, (4096,), generator=generator), 2).float()
+    ends = (torch.rand(4096, generator=generator) < 0.2) & (action[:, 0] > 0)
+    reward = torch.where(ends, 100.0 * obs[:, 0].sign(), 0.5 * action[:, 1])
+    yes = torch.ones(1, 4096, dtype=torch.bool)
+    model.observe(obs, reward, obs, ends)
+    assert float(model.reward_norm.shift + 3 / model.reward_norm.scale) < 2.0  # without the ends
+    step = AdamConfig(lr=1e-2).build(model, 400)
+    data = Windows(obs, action[None], obs[None], reward[None], ends[None], yes, yes)
+    for _ in range(400):
+        step(model.loss(data).loss)
+    with torch.no_grad():
+        at = torch.tensor([[-0.7], [0.7], [0.7]])
+        found = model(at, F.one_hot(torch.tensor([0, 0, 1]), 2).float())
+    assert found.continues.tolist() == pytest.approx([0.8, 0.8, 1.0], abs=0.05)
+    assert found.reward.tolist() == pytest.approx([-20.0, 20.0, 0.5], abs=4.0)
+    assert float(found.reward[2]) == pytest.approx(0.5, abs=0.3)
+
+
+def test_an_end_reward_needs_plain_rewards() -> None:
+    with pytest.raises(UserError, match="end_reward"):
+        WorldModelConfig(end_reward=True, squash_reward=True)

@@ -198,7 +198,9 @@ class DAA(Stateful):
         self.pending_norms.update(fresh.obs)
         self.memory.append(fresh)
         if self.world_model is not None:
-            self.world_model.observe(fresh.obs.actor, fresh.reward, fresh.next_obs.actor)
+            self.world_model.observe(
+                fresh.obs.actor, fresh.reward, fresh.next_obs.actor, fresh.terminated
+            )
 
     def mark_break(self) -> None:
         self.memory.mark_break()

@@ -15,10 +15,17 @@ world model (`nn/world_model.py`):
     (4)  b(s) = 0 ("none"), V(s) ("value"), or the imagined return of pi from s, as (3) but with a ~ pi ("informed")
     (5)  gradient = mean_s sum_{a in S} c(a) grad log pi(a|s) + entropy_coef grad H(pi), one step per rollout, with
          c(a) = p_a R(S, a) (f(a) - b)   ("set"),  the same with its own baseline ("set_with_baseline"),
-         c(a) = pi(a) (f(a) - b)   ("all_actions"),  c(a_1) = f(a_1) - b   ("reinforce"): `ops/without_replacement.py`
+         c(a) = pi(a) (f(a) - b)   ("all_actions"),  c(a_1) = f(a_1) - b   ("reinforce"): `ops/without_replacement.py`;
+         or (8)
     (6)  V is regressed on TD(lambda) returns of real rewards alone, m on windows of stored transitions
     (7)  imagination counts where the share of changes that m did not predict in the fresh rollout, H steps ahead and
          before it learns from it, is below `trust_below`; where it is not, c(a_1) = f(a_1) - V(s): actor-critic
+    (8)  "control_variate": f^(a) = (3) for every action, the executed one as well, m = sum_a pi(a) f^(a), and
+         c(a) = beta pi(a) (f^(a) - m) + [a = a_1] kappa (f(a_1) - V - alpha (m - V) - beta (f^(a_1) - m)),
+         where alpha and beta are least squares on earlier rollouts: `ops/control_variate.py`. With kappa = 1 the mean
+         is that of actor-critic whatever the world model predicts, and (7) is not used
+    (9)  with `critic_batch`, V also learns at stored states: the imagined TD(lambda) return of pi from there, over
+         `critic_horizon` steps, with the value of a copy of V that follows slowly
 
 AC, the paper's first baseline, is "reinforce" with "value": it has no world model. Its second one is in `mac.py`.
 
@@ -30,7 +37,10 @@ What we decided, beyond the abstract:
         of their differences.
     [3] A time limit is no end of the task: (2) bootstraps there, and m never hears of it.
     [4] Nothing is differentiated through m or f.
-    [5] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
+    [5] In (8) the model decides after a_1 with the random numbers of the real trajectory, which are drawn given the
+        executed actions: its decisions are then those of the real trajectory as far as its states are, and its returns
+        explain more of the real ones. Its horizon is always H; the mean of (8) does not ask for equal horizons.
+    [6] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
         pictures alone. Policy, critic and m read these vectors and send no gradient into it; s is such a vector then.
 
 Above 300 lines: AC and every estimator are one algorithm with different settings, and a third is words.
@@ -61,8 +71,10 @@ from fleetfoot.nn.world_model import (
     imagined_returns,
     windows_of,
 )
+from fleetfoot.ops.control_variate import Regression, coefficients, explained, gumbels_given
 from fleetfoot.ops.gae import gae
-from fleetfoot.ops.horizon import horizon_returns
+from fleetfoot.ops.horizon import horizon_returns, lambda_means
+from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
 from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
@@ -75,7 +87,9 @@ class WMPGConfig:
 
     traits: ClassVar = Traits(on_policy=True, follows_episodes=True)
 
-    estimator: Literal["reinforce", "set", "set_with_baseline", "all_actions"] = "set_with_baseline"
+    estimator: Literal[
+        "reinforce", "set", "set_with_baseline", "all_actions", "control_variate"
+    ] = "set_with_baseline"
     """Which actions of a state count, and how much (5)."""
     baseline: Literal["none", "value", "informed"] = "value"
     """What is subtracted from the return of every action (4)."""
@@ -83,10 +97,15 @@ class WMPGConfig:
     """Actions per state, including the executed one; for the two set estimators."""
     horizon: int = 10
     """Steps of real and imagined returns until the critic takes over (H)."""
+    return_lambda: float = 1.0
+    """Lambda of the returns within the horizon, real and imagined; 1: the return of H steps alone."""
     trajectories: int = 1
     """Imagined trajectories per action (M)."""
     use_real_for_executed: bool = True
     """The return of the executed action is the real one; False: imagined like the others."""
+    real_weight: float = 1.0
+    """kappa of (8): weight of the part of the real return that the model does not explain. Below 1 the gradient has
+    less noise, and more of the model's errors."""
     trust_below: float = 0.1
     """Imagined actions are used while the share of changes that the model does not predict is below this (7)."""
     td_lambda: float = 0.95
@@ -99,6 +118,13 @@ class WMPGConfig:
     """Running normalisation of observations."""
     critic_steps: int = 10
     """Gradient steps of the critic per rollout, each on the whole rollout."""
+    critic_batch: int = 0
+    """Stored states that the critic learns from in each of its steps, beside the rollout; what it learns there is
+    imagined. 0: none."""
+    critic_horizon: int = 5
+    """Steps of these imagined returns."""
+    critic_tau: float = 0.02
+    """How far the critic at the end of these returns follows the learned one in each step."""
     model_steps: int = 50
     """Gradient steps of the world model per rollout."""
     model_batch: int = 128
@@ -136,15 +162,23 @@ class WMPGConfig:
                 "agent.latent is for pictures, and pictures need it: --agent.latent AutoencoderConfig; "
                 f"{spec.name} has observations of shape {spec.obs_shape}."
             )
-        least = {"horizon": 1, "trajectories": 1, "critic_steps": 1, "model_steps": 1}
-        at_least(self, "agent", **least, model_batch=1, model_unroll=1, model_memory=1, k=1)
+        least = {"horizon": 1, "trajectories": 1, "critic_steps": 1, "critic_horizon": 1}
+        at_least(self, "agent", **least, critic_batch=0, k=1)
+        at_least(self, "agent", model_steps=1, model_batch=1, model_unroll=1, model_memory=1)
         check_above_zero(self, "trust_below", "reward_scale")
         if self.k > spec.action.count:
             raise UserError(
                 f"agent.k is {self.k}, but {spec.name} has {spec.action.count} actions."
             )
-        if not 0.0 <= self.td_lambda <= 1.0:
-            raise UserError(f"agent.td_lambda must lie between 0 and 1, not {self.td_lambda}.")
+        for name in ("td_lambda", "return_lambda", "real_weight", "critic_tau"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                value = getattr(self, name)
+                raise UserError(f"agent.{name} must lie between 0 and 1, not {value}.")
+        if self.critic_batch and not self.imagines():
+            raise UserError(
+                "agent.critic_batch is for states from which the critic learns what a world model says; with estimator "
+                "reinforce and no informed baseline there is none."
+            )
         if self.model_memory < (self.model_unroll + 1) * spec.num_envs:
             raise UserError(
                 f"agent.model_memory of {self.model_memory:,} holds no windows of {self.model_unroll} steps of "
@@ -160,6 +194,7 @@ class Targets(NamedTuple):
     actions: Tensor  # [R, k] the executed one first
     coefficient: Tensor  # [R, k] of the gradient of each log-probability (5)
     returns: Tensor  # [R] for the critic (6)
+    products: Tensor  # [4] means, for the regression of (8)
 
 
 class WMPG(Stateful):
@@ -169,13 +204,16 @@ class WMPG(Stateful):
         "targets",
         "policy_loss",
         "critic_loss",
+        "imagined_values",
         "model_loss",
     )
     state_attrs = (
         "policy",
         "critic",
+        "critic_target",
         "learned",
         "memory",
+        "regression",
         "pending_norms",
         "step_policy",
         "step_critic",
@@ -194,7 +232,12 @@ class WMPG(Stateful):
     ):
         assert isinstance(spec.action, Discrete)
         self.cfg, self.gamma, self.num_actions = cfg, gamma, spec.action.count
-        self.k = {"reinforce": 1, "all_actions": self.num_actions}.get(cfg.estimator, cfg.k)
+        sizes = {
+            "reinforce": 1,
+            "all_actions": self.num_actions,
+            "control_variate": self.num_actions,
+        }
+        self.k = sizes.get(cfg.estimator, cfg.k)
         self.updates: int = 0
         self.periods: tuple[int, ...] = ()  # all updates are alike
         self.noise = RandomStream(seed, device)
@@ -211,8 +254,11 @@ class WMPG(Stateful):
             ).to(device)
             self.critic = ValueNetwork(encoder, cfg.critic_net).to(device)
             model = cfg.world_model.build(encoder.size, self.num_actions).to(device)
+        # Of the network alone: what the encoder learns, if anything, is not the critic's.
+        self.critic_target = target_copy(self.critic.net) if cfg.critic_batch else None
         self.policy, self.behaviour = GreedyAction(self.actor), DrawnAction(self.actor)
         self.model = model if cfg.imagines() else None
+        self.regression = Regression().to(device) if cfg.estimator == "control_variate" else None
         self.learned = nn.ModuleList(m for m in (self.model, self.autoencoder) if m is not None)
         self.memory = StoredWindows(spec, cfg.model_memory).to(device) if self.learned else None
         self.step_policy = cfg.policy_optim.build(self.actor.net, total_updates)
@@ -228,7 +274,7 @@ class WMPG(Stateful):
             self.autoencoder.observe(fresh.obs.actor)
         if self.model is not None:
             obs, next_obs = self.vectors(fresh.obs.actor), self.vectors(fresh.next_obs.actor)
-            self.model.observe(obs, fresh.reward, next_obs)
+            self.model.observe(obs, fresh.reward, next_obs, fresh.terminated)
 
     def mark_break(self) -> None:
         if self.memory is not None:
@@ -239,11 +285,23 @@ class WMPG(Stateful):
         set_noise = self.noise.uniform(*shape, self.num_actions)
         path_noise = self.noise.uniform(*shape, cfg.trajectories, cfg.horizon, self.num_actions)
         targets, metrics = self.targets(rollout, set_noise, path_noise)
+        if self.regression is not None:
+            self.regression.update(targets.products)
         loss = self.policy_loss(targets)
         metrics |= loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
         for _ in range(cfg.critic_steps):
-            loss = self.critic_loss(targets.obs, targets.returns)
+            obs, returns = targets.obs, targets.returns
+            if self.critic_target is not None:
+                uniform = self.noise.uniform(cfg.critic_batch)
+                path_noise = self.noise.uniform(
+                    cfg.critic_batch, cfg.critic_horizon, self.num_actions
+                )
+                stored, wanted = self.imagined_values(uniform, path_noise)
+                obs, returns = torch.cat([obs, stored]), torch.cat([returns, wanted])
+            loss = self.critic_loss(obs, returns)
             metrics |= loss.metrics | {"critic/grad_norm": self.step_critic(loss.loss)}
+            if self.critic_target is not None:
+                polyak_(self.critic_target, self.critic.net, cfg.critic_tau)
         for _ in range(cfg.model_steps if self.step_model is not None else 0):
             assert self.step_model is not None
             loss = self.model_loss(self.noise.uniform(cfg.model_batch))
@@ -268,24 +326,56 @@ class WMPG(Stateful):
         next_obs = self.vectors(rollout.next_obs.actor.flatten(0, 1))
         value, next_value = self.value(obs), self.value(next_obs)
         flow = cfg.reward_scale * rollout.reward, rollout.discount, rollout.ended
-        real, steps = horizon_returns(*flow, next_value.view(shape), cfg.horizon)  # (2)
+        real, steps = horizon_returns(
+            *flow, next_value.view(shape), cfg.horizon, cfg.return_lambda
+        )  # (2)
         advantage = gae(*flow, value.view(shape), next_value.view(shape), cfg.td_lambda)
         log_probs, executed = self.log_probs(obs), rollout.action.flatten()
         actions = gumbel_top_k(log_probs, set_noise.flatten(0, 1), self.k, first=executed)  # (1)
         real, steps = real.flatten(), steps.flatten()
-        f, baseline = self.imagine(obs, actions, real, value, steps, path_noise)
-        own = cfg.estimator == "set_with_baseline"
-        f = f - baseline.unsqueeze(-1)
-        coefficient = set_coefficients(log_probs, actions, f, own_baseline=own)  # (5)
+        gumbel = -(-path_noise.log()).log()
         metrics = {"critic/value": value.mean()}
-        if cfg.imagines():
-            trusted, more = self.trust(rollout, obs, next_obs)
-            without = torch.zeros_like(coefficient)
-            without[:, 0] = real - value
-            coefficient = torch.where(trusted, coefficient, without)  # (7)
-            metrics |= more
+        products = torch.zeros(4, device=obs.device)
+        if self.regression is not None:
+            error, alike = real - value, self.numbers_of(rollout, log_probs, gumbel)
+            every = actions.unsqueeze(1).expand(-1, cfg.trajectories, -1)
+            f = self.returns_in_model(
+                obs, every, torch.full_like(steps, cfg.horizon), alike.flatten(0, 1)
+            )
+            f = f - value.unsqueeze(-1)
+            alpha, beta = self.regression()
+            given = log_probs, actions, error, f, alpha, beta
+            coefficient, each = coefficients(*given, real_weight=cfg.real_weight)  # (8)
+            products = each.mean(0)
+            metrics |= self.trust(rollout, obs, next_obs)[1]
+            metrics |= {"model/alpha": alpha, "model/beta": beta}
+            metrics["model/return_explained"] = explained(products, error)
+        else:
+            f, baseline = self.imagine(obs, actions, real, value, steps, gumbel)
+            own = cfg.estimator == "set_with_baseline"
+            f = f - baseline.unsqueeze(-1)
+            coefficient = set_coefficients(log_probs, actions, f, own_baseline=own)  # (5)
+            if cfg.imagines():
+                trusted, more = self.trust(rollout, obs, next_obs)
+                without = torch.zeros_like(coefficient)
+                without[:, 0] = real - value
+                coefficient = torch.where(trusted, coefficient, without)  # (7)
+                metrics |= more | {"model/trusted": trusted.float()}
         returns = advantage.flatten() + value
-        return Targets(obs, actions, coefficient, returns), metrics
+        return Targets(obs, actions, coefficient, returns, products), metrics
+
+    def numbers_of(self, rollout: Rollout, log_probs: Tensor, gumbel: Tensor) -> Tensor:
+        """Gumbel numbers [T, N, M, H, actions] with which the model decides after each row as was decided there. Past
+        the end of the rollout they are those of `gumbel`."""
+        own = gumbel[:, :, :, 0]  # each row's, used by the rows before it alone
+        action = rollout.action.unsqueeze(-1).expand(own.shape[:-1])
+        probs = log_probs.view(*rollout.reward.shape, 1, -1)
+        executed = gumbels_given(probs, action, own)  # [T, N, M, actions]
+        later = [
+            torch.cat([executed[step:], gumbel[max(0, len(gumbel) - step) :, :, :, step]])
+            for step in range(self.cfg.horizon)
+        ]
+        return torch.stack(later, 3)
 
     def imagine(
         self,
@@ -298,14 +388,14 @@ class WMPG(Stateful):
     ) -> tuple[Tensor, Tensor]:
         """f of each action of the sets, [R, k], and b, [R]. `real`, which is f of the executed ones, takes the value of
         what follows after so many `steps` [R]."""
-        noise = noise.flatten(0, 1)  # [R, M, H, actions]
+        noise = noise.flatten(0, 1)  # [R, M, H, actions] Gumbel
         informed = self.cfg.baseline == "informed"
         use_real = self.cfg.use_real_for_executed or not self.cfg.imagines()
         first = actions[:, 1:] if use_real else actions  # [R, C]
         first = first.unsqueeze(1).expand(-1, noise.shape[1], -1)  # [R, M, C]
         if informed:
             log_probs = self.log_probs(obs).unsqueeze(1).expand(-1, noise.shape[1], -1)
-            drawn = self.actor.sample((log_probs,), noise[:, :, 0])  # [R, M]
+            drawn = (log_probs + noise[:, :, 0]).argmax(-1)  # [R, M]
             first = torch.cat([drawn.unsqueeze(-1), first], -1)
         baseline = value if self.cfg.baseline == "value" else torch.zeros_like(value)
         if first.shape[-1] == 0:
@@ -326,7 +416,7 @@ class WMPG(Stateful):
             return x.unsqueeze(2).expand(-1, -1, choices, *x.shape[2:]).flatten(0, 2)
 
         def choose(obs: Tensor, step: int) -> Tensor:
-            return self.one_hot(self.actor.sample((self.log_probs(obs),), each(noise[:, :, step])))
+            return self.one_hot((self.log_probs(obs) + each(noise[:, :, step])).argmax(-1))
 
         start = each(obs.unsqueeze(1).expand(-1, paths, -1))
         found = imagined_returns(
@@ -339,8 +429,40 @@ class WMPG(Stateful):
             gamma=self.gamma,
         )
         found = found.view(-1, rows, paths, choices)  # [H, R, M, C]
+        if self.cfg.return_lambda != 1.0:
+            found = lambda_means(found, self.cfg.return_lambda)
         after = (steps - 1).view(1, rows, 1, 1).expand(1, rows, paths, choices)
         return found.gather(0, after).squeeze(0).mean(1)
+
+    @torch.no_grad()
+    def imagined_values(self, uniform: Tensor, path_noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Stored states [B, D] that the numbers [B] choose, and what pi gets from there in the model, [B].
+
+        Noise: uniform, [B, critic_horizon, actions].
+        """
+        assert self.memory is not None
+        cfg, target = self.cfg, self.critic_target
+        assert target is not None
+        obs = self.vectors(self.memory.draw(uniform, 1).obs[0])
+        gumbel = -(-path_noise.log()).log()
+
+        def choose(obs: Tensor, step: int) -> Tensor:
+            return self.one_hot((self.log_probs(obs) + gumbel[:, step]).argmax(-1))
+
+        def value(obs: Tensor) -> Tensor:
+            out: Tensor = target(self.critic.encoder(Obs(obs, obs)))
+            return out.squeeze(-1).float()
+
+        found = imagined_returns(
+            self.predict,
+            obs,
+            choose(obs, 0),
+            choose,
+            value,
+            horizon=cfg.critic_horizon,
+            gamma=self.gamma,
+        )
+        return obs, lambda_means(found, cfg.td_lambda)[-1]
 
     def trust(
         self, rollout: Rollout, obs: Tensor, next_obs: Tensor
@@ -363,7 +485,6 @@ class WMPG(Stateful):
             "model/error_1": errors.error[0],
             "model/error_h": errors.error[-1],
             "model/unexplained": errors.unexplained,
-            "model/trusted": trusted.float(),
         }
         return trusted, metrics
 

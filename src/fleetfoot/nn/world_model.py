@@ -6,7 +6,8 @@ itself, with running statistics (`observe`). One network gives y; a second one, 
 well, gives r and c. Ends are usually a matter of where a step leads, and two networks learn both sooner than one.
 
     (1)  next_obs = obs + mean_change + std_change y   (predict = "delta"),  or  mean + std y   ("absolute")
-    (2)  reward = mean_reward + std_reward r,  or the mean of a distribution over `reward_values`
+    (2)  reward = mean_reward + std_reward r,  or the mean of a distribution over `reward_values`,
+         or  c' (mean_reward + std_reward r) + (1 - c') rms_end e  with c' from (3): ends have a reward of their own
     (3)  P(the task goes on) = sigmoid(c); a time limit is no end of the task, and the model never hears of one
     (4)  loss = mean over L steps of |(predicted - true next_obs) / std|^2 / D + reward loss + cross-entropy of (3),
 
@@ -111,6 +112,9 @@ class WorldModelConfig:
     number."""
     squash_reward: bool = False
     """Learn sign(r) log(1 + |r|), for tasks with a few rewards far larger than all others."""
+    end_reward: bool = False
+    """The reward of a step that ends the task is predicted apart from that of all others, for tasks that pay much at
+    the end. Unlike a squashed reward, the mean of both is right also where the end is uncertain."""
     linear_beyond: float | None = None
     """Errors of the next observation beyond this many standard deviations count linearly (Huber loss), so
     that features that jump, such as contacts, do not dominate; None: always squared."""
@@ -125,6 +129,8 @@ class WorldModelConfig:
             raise UserError(f"linear_beyond must be above 0, not {self.linear_beyond}.")
         if self.squash_reward and self.reward_values:
             raise UserError("squash_reward is for rewards that are numbers, reward_values for few.")
+        if self.end_reward and (self.squash_reward or self.reward_values):
+            raise UserError("end_reward goes neither with squash_reward nor with reward_values.")
         if len(self.reward_values) == 1:
             raise UserError("reward_values needs at least two rewards, or none.")
 
@@ -145,18 +151,25 @@ class WorldModel(nn.Module):
         self.reward_norm = RunningNorm((), eps=1e-3)
         self.register_buffer("reward_values", torch.tensor(cfg.reward_values), persistent=False)
         self.transition = cfg.net.build(obs_size + action_size, obs_size)
-        outcomes = max(1, len(cfg.reward_values)) + 1
+        if cfg.end_reward:  # of (reward, 1) where the task ended, and (0, 0) elsewhere
+            self.end_norm = RunningNorm((2,))
+        outcomes = max(2 if cfg.end_reward else 1, len(cfg.reward_values)) + 1
         self.outcome = cfg.net.build(obs_size + action_size + obs_size, outcomes)
 
-    def observe(self, obs: Tensor, reward: Tensor, next_obs: Tensor) -> None:
+    def observe(self, obs: Tensor, reward: Tensor, next_obs: Tensor, terminated: Tensor) -> None:
         """Take transitions [B, ...] into the statistics, each once."""
         self.obs_norm.update(obs)
         self.change_norm.update(next_obs - obs)
+        if self.cfg.end_reward:
+            ends = terminated.to(reward.dtype)
+            self.end_norm.update(torch.stack([ends * reward, ends], -1))
+            reward = torch.where(terminated, self.reward_norm.shift, reward)
         self.reward_norm.update(self._squashed(reward))
 
     def forward(self, obs: Tensor, action: Tensor) -> Prediction:
         next_obs, reward, continues = self._outputs(obs, action)
-        return Prediction(next_obs, self._reward(reward), continues.sigmoid())
+        continues = continues.sigmoid()
+        return Prediction(next_obs, self._reward(reward, continues), continues)
 
     def loss(self, windows: Windows) -> Loss:
         """(4), over all transitions that count."""
@@ -167,7 +180,7 @@ class WorldModel(nn.Module):
             error = self._obs_loss((obs - windows.next_obs[step]) * norm.scale)
             ends = windows.terminated[step].float()
             end_loss = F.binary_cross_entropy_with_logits(continues, 1.0 - ends, reduction="none")
-            reward_loss = self._reward_loss(reward, windows.reward[step])
+            reward_loss = self._reward_loss(reward, windows.reward[step], windows.terminated[step])
             errors.append(torch.stack([error, reward_loss, end_loss]))
         counts = windows.counts.float()
         weight = torch.stack([windows.known.float(), counts, counts], 1)  # [L, 3, B]
@@ -217,19 +230,30 @@ class WorldModel(nn.Module):
             squares = torch.where(size > bound, bound * (2.0 * size - bound), squares)
         return squares.mean(-1)
 
-    def _reward(self, out: Tensor) -> Tensor:
+    def _reward(self, out: Tensor, continues: Tensor) -> Tensor:
         """(2)"""
         if self.cfg.reward_values:
             return (out.softmax(-1) * self.reward_values).sum(-1)
-        reward = out.squeeze(-1) / self.reward_norm.scale + self.reward_norm.shift
+        reward = out[..., 0] / self.reward_norm.scale + self.reward_norm.shift
+        if self.cfg.end_reward:
+            return continues * reward + (1.0 - continues) * out[..., 1] * self._end_unit()
         return reward.sign() * reward.abs().expm1() if self.cfg.squash_reward else reward
 
-    def _reward_loss(self, out: Tensor, reward: Tensor) -> Tensor:
+    def _end_unit(self) -> Tensor:
+        """Root of the mean square of the rewards of ends."""
+        norm = self.end_norm
+        squares = norm.variance[..., 0] + norm.mean[..., 0].square()
+        return (squares / norm.mean[..., 1].clamp(min=1e-6)).sqrt().clamp(min=1e-6).float()
+
+    def _reward_loss(self, out: Tensor, reward: Tensor, ends: Tensor) -> Tensor:
         if self.cfg.reward_values:
             which = (reward.unsqueeze(-1) - self.reward_values).abs().argmin(-1, keepdim=True)
             return -out.log_softmax(-1).gather(-1, which).squeeze(-1)
         wanted: Tensor = self.reward_norm(self._squashed(reward))
-        return (out.squeeze(-1) - wanted).square()
+        error = out[..., 0] - wanted
+        if self.cfg.end_reward:
+            error = torch.where(ends, out[..., 1] - reward / self._end_unit(), error)
+        return error.square()
 
     def _squashed(self, reward: Tensor) -> Tensor:
         return reward.sign() * reward.abs().log1p() if self.cfg.squash_reward else reward
