@@ -80,7 +80,9 @@ def test_help_lists_what_can_stand_in_each_place(capsys: Capsys) -> None:
     assert [place for place in places if "RolloutConfig" in place]
     assert "AsSampledConfig, EpsilonAnnealConfig" in text
     assert "--name" in text
-    assert "recipe diff A B" in call(capsys, "recipe", "--help")[1]
+    for words in ([], ["show"], ["diff"]):
+        code, out, _ = call(capsys, "recipe", *words, "--help")
+        assert (code, "recipe diff A B" in out) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class Show:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help"):
+    # `recipe show RECIPE --help` is the recipe's own
+    if not args or {"-h", "--help"} & set(args[:2]):
         print(USAGE)
         return 0
     name, *rest = args
