@@ -336,6 +336,7 @@ def test_with_a_perfect_model_the_variance_is_three_times_less_and_the_mean_the_
         ({"td_lambda": 1.5}, "agent.td_lambda"),
         ({"real_weight": -0.1}, "agent.real_weight"),
         ({"critic_batch": 8, "estimator": "reinforce"}, "agent.critic_batch"),
+        ({"estimator": "control_variate", "baseline": "informed"}, "agent.baseline"),
         ({"model_memory": 3}, "agent.model_memory"),
     ],
 )

@@ -23,7 +23,7 @@ world model (`nn/world_model.py`):
     (8)  "control_variate": f^(a) = (3) for every action, the executed one as well, m = sum_a pi(a) f^(a), and
          c(a) = beta pi(a) (f^(a) - m) + [a = a_1] kappa (f(a_1) - V - alpha (m - V) - beta (f^(a_1) - m)),
          where alpha and beta are least squares on earlier rollouts: `ops/control_variate.py`. With kappa = 1 the mean
-         is that of actor-critic whatever the world model predicts, and (7) is not used
+         is that of actor-critic with the same V, whatever the world model predicts [7], and (7) is not used
     (9)  with `critic_batch`, V also learns at stored states: the imagined TD(lambda) return of pi from there, over
          `critic_horizon` steps, with the value of a copy of V that follows slowly
 
@@ -42,6 +42,9 @@ What we decided, beyond the abstract:
         explain more of the real ones. Its horizon is always H; the mean of (8) does not ask for equal horizons.
     [6] Pictures become the latent vectors of a convolutional autoencoder (`latent`), which learns from the stored
         pictures alone. Policy, critic and m read these vectors and send no gradient into it; s is such a vector then.
+    [7] That is exact for a model that knows nothing of the rollout. m has not learned from it, but its running
+        statistics (mean and scale of what enters and leaves it) already include it.
+    [8] (9) does not ask (7) either: what an untrained m says of stored states is learned too, for as long as m is so.
 
 Above 300 lines: AC and every estimator are one algorithm with different settings, and a third is words.
 """
@@ -174,6 +177,10 @@ class WMPGConfig:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 value = getattr(self, name)
                 raise UserError(f"agent.{name} must lie between 0 and 1, not {value}.")
+        if self.estimator == "control_variate" and self.baseline != "value":
+            raise UserError(
+                f'agent.baseline is "{self.baseline}", but the control variate brings its own: leave it at "value".'
+            )
         if self.critic_batch and not self.imagines():
             raise UserError(
                 "agent.critic_batch is for states from which the critic learns what a world model says; with estimator "

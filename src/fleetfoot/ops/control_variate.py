@@ -11,9 +11,9 @@ s alone. f^(a) is what a model says of each action a, computed with random numbe
 Given s and w, m is a number, so it is a baseline; and the mean of beta A^(a_1) grad log pi(a_1) over a_1 is the first
 sum, so the two cancel. Hence with kappa = 1 (2) has the mean of (f - V) grad log pi(a_1), the gradient of actor-critic,
 for every model, alpha and beta that do not depend on a_1. The better f^ explains f, the less of the noise is left. (3)
-is least squares on each of the two, which are uncorrelated: a model that knows nothing gets zeros, and what remains is
-actor-critic. kappa < 1 trades noise for the model's errors: the mean is then a mixture, with the share 1 - kappa for
-the gradient that the model gives.
+is least squares on each of the two alone, which are uncorrelated if f^ is of one trajectory. A model that knows nothing
+gets zeros, and what remains is kappa times actor-critic. kappa < 1 trades noise for the model's errors: the mean is
+kappa times the gradient of actor-critic plus (1 - kappa) beta times the one that the model gives.
 
 The random numbers w are those of the real trajectory: the model then takes the same decisions as were taken after a_1,
 unless its states ask for others. They are not stored, but drawn given the executed actions:
@@ -23,7 +23,8 @@ unless its states ask for others. They are not stored, but drawn given the execu
          number with the location log pi(b) that is at most G:  -log(exp(-G) + exp(-log pi(b) - g'_b))
 
 Whatever the state was and however it came about, averaged over the executed action these are standard Gumbel numbers
-again, so they do not depend on any earlier action.
+again, so they do not depend on any earlier action. Several trajectories share the executed actions, and so together
+they do depend on them. Each alone does not, and (2) is linear in f^, so its mean stays.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleetfoot import extras
+from fleetfoot.errors import UserError, one_line
 from fleetfoot.export.graph import PACKAGES as EXPORT
 
 # trimesh makes hulls with scipy, and does not ask for it.
@@ -24,7 +25,12 @@ def check(command: str, *, page: bool = True, exports: bool = False) -> None:
 
 def viser_module() -> Any:
     extras.check("the page", PAGE, "play")
-    return importlib.import_module("viser")
+    try:
+        return importlib.import_module("viser")
+    except ImportError as error:  # there, but broken
+        raise UserError(
+            f"the page cannot load viser ({one_line(error)}): {extras.install_line('play')}"
+        ) from None
 
 
 def start_viser(label: str) -> Any:

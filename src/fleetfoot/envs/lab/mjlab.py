@@ -34,7 +34,7 @@ from fleetfoot.data import Obs
 from fleetfoot.envs.lab.isaac_lab import LabEnv, OwnRandom, building, check_scale
 from fleetfoot.envs.lab.mirror import symmetry
 from fleetfoot.envs.render import Renderer, View
-from fleetfoot.errors import UserError, nearest
+from fleetfoot.errors import UserError, nearest, one_line
 from fleetfoot.extras import install_line
 
 
@@ -114,8 +114,12 @@ class MjlabEnv(LabEnv):
         try:
             mirrored = symmetry(envs, config.task, self.actor)
             self.spec = dataclasses.replace(self.spec, symmetry=mirrored)
-        except UserError as error:  # it matters to those who ask for mirror images
+        # It matters to those alone who ask for mirror images, also where another mjlab tells less or other things.
+        except UserError as error:
             self.spec = dataclasses.replace(self.spec, no_symmetry=str(error))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            why = f"this mjlab describes the task differently: {one_line(error)}"
+            self.spec = dataclasses.replace(self.spec, no_symmetry=why)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         if self.renderer is None:
