@@ -203,6 +203,8 @@ def draw(runs: list[dict[str, Any]], agents: tuple[str, ...], solved: float, pla
     for panel, name in zip(panels, ("real episodes", "real steps"), strict=True):
         panel.axhline(solved, color="0.6", lw=0.8, ls="--")
         panel.set_xlabel(name)
+        panel.locator_params(axis="x", nbins=5)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel(f"return, mean of {WINDOW} episodes")
     panels[0].legend(frameon=False)
