@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,7 @@ KEYS = (
 )
 HELP = "   ".join(f"{key}: {what}" for key, what in KEYS)
 FRAMES = 60.0  # pictures a second
+PATIENCE = 5.0  # seconds for the viewer to take its window down
 
 
 class NativeSession:
@@ -62,6 +64,7 @@ class NativeSession:
         self.data = mujoco.MjData(self.model)
         self._show()
         camera = camera_of(self.model, robot.view)
+        others = set(threading.enumerate())
         try:
             self.window: Any = viewer.launch_passive(
                 self.model,
@@ -72,6 +75,7 @@ class NativeSession:
             )
         except Exception as error:  # GLFW raises many kinds
             raise UserError(f"MuJoCo's viewer cannot start here: {one_line(error)}.") from None
+        self.drawing = set(threading.enumerate()) - others
         self._look_through(camera)
         self.simulation.start()
 
@@ -123,6 +127,9 @@ class NativeSession:
     def close(self) -> None:
         self.window.close()
         self.simulation.close()
+        # The viewer's thread takes its window down by itself. If Python ends meanwhile, OpenGL goes away under it.
+        for thread in self.drawing:
+            thread.join(PATIENCE)
 
 
 def play_native(policies: Mapping[str, deploy.Policy], robot: Robot) -> None:
