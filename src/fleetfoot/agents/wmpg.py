@@ -83,6 +83,10 @@ from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
 from fleetfoot.rng import RandomStream, seeded_init
 
+TINY = torch.finfo(
+    torch.float32
+).tiny  # in place of a random number that is 0, whose logarithm is none
+
 
 @part
 class WMPGConfig:
@@ -340,7 +344,7 @@ class WMPG(Stateful):
         log_probs, executed = self.log_probs(obs), rollout.action.flatten()
         actions = gumbel_top_k(log_probs, set_noise.flatten(0, 1), self.k, first=executed)  # (1)
         real, steps = real.flatten(), steps.flatten()
-        gumbel = -(-path_noise.log()).log()
+        gumbel = -(-path_noise.clamp(min=TINY).log()).log()
         metrics = {"critic/value": value.mean()}
         products = torch.zeros(4, device=obs.device)
         if self.regression is not None:
@@ -451,7 +455,7 @@ class WMPG(Stateful):
         cfg, target = self.cfg, self.critic_target
         assert target is not None
         obs = self.vectors(self.memory.draw(uniform, 1).obs[0])
-        gumbel = -(-path_noise.log()).log()
+        gumbel = -(-path_noise.clamp(min=TINY).log()).log()
 
         def choose(obs: Tensor, step: int) -> Tensor:
             return self.one_hot((self.log_probs(obs) + gumbel[:, step]).argmax(-1))
