@@ -491,6 +491,15 @@ def test_what_is_compiled_is_one_graph(changes: dict[str, Any]) -> None:
     traced, _ = torch.compile(agent.targets, backend="aot_eager", fullgraph=True)(rollout, *noise)
     for a, b in zip(plain, traced, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_imagined_values_are_one_graph() -> None:
+    agent, rollout = agent_of(estimator="control_variate", critic_batch=6), rollout_of(5)
+    feed(agent, rollout)
+    noise = torch.rand(6), torch.rand(6, agent.cfg.critic_horizon, 3)
+    plain = agent.imagined_values(*noise)
+    traced = torch.compile(agent.imagined_values, backend="aot_eager", fullgraph=True)(*noise)
+    torch.testing.assert_close(plain, traced)
     uniform = torch.rand(4, generator=torch.Generator().manual_seed(0))
     loss = torch.compile(agent.model_loss, backend="aot_eager", fullgraph=True)(uniform)
     torch.testing.assert_close(loss.loss, agent.model_loss(uniform).loss)

@@ -51,6 +51,7 @@ Above 300 lines: AC and every estimator are one algorithm with different setting
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -66,7 +67,13 @@ from fleetfoot.nn.autoencoder import AutoencoderConfig, LatentEncoder
 from fleetfoot.nn.encode import ObsNorms
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import NetworkConfig
-from fleetfoot.nn.stochastic import CategoricalPolicy, DrawnAction, GreedyAction, ValueNetwork
+from fleetfoot.nn.stochastic import (
+    CategoricalPolicy,
+    DrawnAction,
+    GreedyAction,
+    ValueNetwork,
+    gumbel_numbers,
+)
 from fleetfoot.nn.world_model import (
     Prediction,
     Windows,
@@ -82,10 +89,6 @@ from fleetfoot.ops.without_replacement import gumbel_top_k, set_coefficients
 from fleetfoot.optim import AdamConfig, OptimConfig
 from fleetfoot.replay.windows import StoredWindows
 from fleetfoot.rng import RandomStream, seeded_init
-
-TINY = torch.finfo(
-    torch.float32
-).tiny  # in place of a random number that is 0, whose logarithm is none
 
 
 @part
@@ -344,7 +347,7 @@ class WMPG(Stateful):
         log_probs, executed = self.log_probs(obs), rollout.action.flatten()
         actions = gumbel_top_k(log_probs, set_noise.flatten(0, 1), self.k, first=executed)  # (1)
         real, steps = real.flatten(), steps.flatten()
-        gumbel = -(-path_noise.clamp(min=TINY).log()).log()
+        gumbel = gumbel_numbers(path_noise)
         metrics = {"critic/value": value.mean()}
         products = torch.zeros(4, device=obs.device)
         if self.regression is not None:
@@ -426,19 +429,8 @@ class WMPG(Stateful):
             """[R, M, ...] -> [R M C, ...]: the actions of a state share what is random (decision 2)."""
             return x.unsqueeze(2).expand(-1, -1, choices, *x.shape[2:]).flatten(0, 2)
 
-        def choose(obs: Tensor, step: int) -> Tensor:
-            return self.one_hot((self.log_probs(obs) + each(noise[:, :, step])).argmax(-1))
-
         start = each(obs.unsqueeze(1).expand(-1, paths, -1))
-        found = imagined_returns(
-            self.predict,
-            start,
-            self.one_hot(first.flatten()),
-            choose,
-            self.value,
-            horizon=self.cfg.horizon,
-            gamma=self.gamma,
-        )
+        found = self.follow(start, first.flatten(), each(noise), self.value)
         found = found.view(-1, rows, paths, choices)  # [H, R, M, C]
         if self.cfg.return_lambda != 1.0:
             found = lambda_means(found, self.cfg.return_lambda)
@@ -455,25 +447,29 @@ class WMPG(Stateful):
         cfg, target = self.cfg, self.critic_target
         assert target is not None
         obs = self.vectors(self.memory.draw(uniform, 1).obs[0])
-        gumbel = -(-path_noise.clamp(min=TINY).log()).log()
-
-        def choose(obs: Tensor, step: int) -> Tensor:
-            return self.one_hot((self.log_probs(obs) + gumbel[:, step]).argmax(-1))
+        gumbel = gumbel_numbers(path_noise)
 
         def value(obs: Tensor) -> Tensor:
             out: Tensor = target(self.critic.encoder(Obs(obs, obs)))
             return out.squeeze(-1).float()
 
-        found = imagined_returns(
-            self.predict,
-            obs,
-            choose(obs, 0),
-            choose,
-            value,
-            horizon=cfg.critic_horizon,
-            gamma=self.gamma,
-        )
+        first = (self.log_probs(obs) + gumbel[:, 0]).argmax(-1)
+        found = self.follow(obs, first, gumbel, value)
         return obs, lambda_means(found, cfg.td_lambda)[-1]
+
+    def follow(
+        self, obs: Tensor, first: Tensor, gumbel: Tensor, value: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Imagined returns over 1, 2, ..., H steps, [H, P]: `first` [P], then pi with the numbers of `gumbel`
+        [P, H, actions] for each step after it."""
+
+        def choose(obs: Tensor, step: int) -> Tensor:
+            return self.one_hot((self.log_probs(obs) + gumbel[:, step]).argmax(-1))
+
+        first, horizon = self.one_hot(first), gumbel.shape[1]
+        return imagined_returns(
+            self.predict, obs, first, choose, value, horizon=horizon, gamma=self.gamma
+        )
 
     def trust(
         self, rollout: Rollout, obs: Tensor, next_obs: Tensor

@@ -119,6 +119,11 @@ class GaussianPolicy(StochasticPolicy):
         return (0.5 * ((2.0 * narrower).exp() - 1.0 + off.square()) - narrower).sum(-1)
 
 
+def gumbel_numbers(uniform: Tensor) -> Tensor:
+    """Standard Gumbel numbers, from uniform ones on [0, 1): added to log-probabilities, the largest is a draw."""
+    return -(-uniform.clamp(min=torch.finfo(uniform.dtype).tiny).log()).log()
+
+
 class CategoricalPolicy(StochasticPolicy):
     """Log-probabilities [B, num_actions]. Samples take uniform noise on [0, 1) (the Gumbel-max trick)."""
 
@@ -137,7 +142,7 @@ class CategoricalPolicy(StochasticPolicy):
         return (self.net(self.encoder(obs)).float().log_softmax(-1),)
 
     def sample(self, params: Params, noise: Tensor) -> Tensor:
-        return (params[0] - (-noise.log()).log()).argmax(-1)
+        return (params[0] + gumbel_numbers(noise)).argmax(-1)
 
     def greedy(self, params: Params) -> Tensor:
         return params[0].argmax(-1)
