@@ -155,8 +155,10 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """The backend of torch.compile."""
     true, backend = torch.compile, str(request.param)
 
-    def compiled(function: Any, *, dynamic: bool) -> Any:
-        return true(function, dynamic=dynamic, backend=backend)
+    def compiled(function: Any, *, options: Any, **how: Any) -> Any:
+        if backend == "inductor":  # no other backend has options
+            return true(function, options=options, **how)
+        return true(function, backend=backend, **how)
 
     monkeypatch.setattr(torch, "compile", compiled)
     return backend

@@ -109,7 +109,7 @@ def test_every_result_says_what_it_was_made_with(path: Path) -> None:
 
 def test_the_learner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # The compiler takes half a minute.
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: function(*args))
     options = "--sizes tiny --modes eager --precision float32 --updates 4"
     body = measured(capsys, "learner", *options.split(), "--check", "--device", "cpu")
     assert body["arguments"]["updates"] == 4

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fleetfoot.errors import UserError
+from fleetfoot.nn.flash import FlashNetConfig
+from fleetfoot.nn.scalar import Temperature
+from fleetfoot.ops.optimizers import laid_out_like
+from fleetfoot.ops.schedules import cosine
 from fleetfoot.optim import (
     AdaGradConfig,
     AdamConfig,
     AdamWConfig,
     RMSPropConfig,
-    cosine,
-    laid_out_like,
 )
 from fleetfoot.pace import PaceConfig
 from fleetfoot.topologies.apex.lead import Lead
@@ -265,6 +269,46 @@ def test_a_lead_is_bounded_by_what_arrives_and_does_not_pile_up() -> None:
     small = Lead(0.1, rows=10, most_at_once=16)  # never stuck for good
     small.earn(1_000)
     assert small.allows(16)
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        AdamConfig(lr=0.01, lr_end=0.001, max_grad_norm=0.5),
+        AdamWConfig(lr=0.01, lr_end=0.001, weight_decay=0.3),
+    ],
+)
+@pytest.mark.parametrize(
+    "make", [partial(FlashNetConfig(width=8, blocks=1).build, 5, 3), partial(Temperature, 0.1)]
+)
+def test_steps_in_plain_operations_are_the_same(
+    make: Callable[[], nn.Module], cfg: AdamConfig | AdamWConfig
+) -> None:
+    """Of a network that is projected after each step, or of a single number; with clipping, decay and a schedule."""
+    network = make()
+    twin = copy.deepcopy(network)
+    one, other = cfg.build(network, 8), cfg.build(twin, 8)
+    random = torch.Generator().manual_seed(3)
+    for _ in range(6):
+        gradients = [torch.randn(p.shape, generator=random) for p in one.parameters]
+        norm = one.apply([gradient.clone() for gradient in gradients])
+        torch.testing.assert_close(other.apply_in_plain_operations(gradients), norm)
+    for mine, theirs in zip(twin.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert other.lr == one.lr
+    assert other.steps == one.steps == 6
+    for mine, theirs in zip(
+        other.optimizer.state.values(), one.optimizer.state.values(), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_on_several_ranks_keep_the_steps_of_torch() -> None:
+    """Each rank would compile code of its own, which may round otherwise."""
+    stepper = AdamConfig(lr=0.1).build(nn.Linear(2, 2), 10)
+    assert stepper.compilable
+    stepper.reduce = lambda gradients: [gradient / 2 for gradient in gradients]
+    assert not stepper.compilable
 
 
 @pytest.mark.parametrize("cfg", [AdamConfig(lr=0.1), AdamWConfig(lr=0.1)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.contract import every
+from fleetfoot.agents.contract import compiled_methods, every
 from fleetfoot.api import resume, train
 from fleetfoot.data import Batch, Continuous, Discrete, EnvSpec
 from fleetfoot.execution import CapturedLearner, Compiled, EagerLearner, make_learner, updater
+from fleetfoot.execution.compile import compile_steps
 from fleetfoot.execution.cuda_graph import generators, why_not_captured
 from fleetfoot.execution.learner import means
-from fleetfoot.optim import AdamWConfig
+from fleetfoot.optim import AdamWConfig, LocalStepper
 from fleetfoot.replay.evict import FifoConfig
 from fleetfoot.replay.replay import Replay
 from fleetfoot.replay.samplers import ProportionalConfig
@@ -144,6 +147,65 @@ def test_compiled_equals_eager_with_windows_ends_and_privileged_observations(nam
     assert any(0 < d < 0.9**3 - 1e-6 or d > 0.9**3 + 1e-6 for d in one.discount.tolist())
 
 
+@pytest.mark.parametrize(
+    ("name", "compiler"),
+    [
+        ("fast_td3", TRACED),
+        ("fast_sac", TRACED),
+        ("flash_sac", TRACED),
+        ("ddpg", TRACED),
+        pytest.param("fast_td3", *BUILT_SLOW.values, marks=BUILT_SLOW.marks),
+        pytest.param("flash_sac", *BUILT_SLOW.values, marks=BUILT_SLOW.marks),
+    ],
+    indirect=["compiler"],
+)
+@pytest.mark.usefixtures("compiler")
+def test_compiled_optimiser_steps_equal_torchs_own(name: str) -> None:
+    """They are compiled for GPUs alone, and are the same here."""
+    (agent, replay), (other, memory) = parts(name), parts(name)
+    compile_steps(agent)
+    steppers = [value for value in vars(agent).values() if isinstance(value, LocalStepper)]
+    assert steppers
+    assert all(isinstance(stepper.apply, Compiled) for stepper in steppers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # nothing may fall back
+        found, wanted = build(agent, replay, "eager")(3), build(other, memory, "eager")(3)
+    assert_near(agent, other, atol=2e-5, rtol=2e-4)
+    for k in wanted:
+        torch.testing.assert_close(found[k], wanted[k], atol=1e-4, rtol=1e-3)
+
+
+def test_torch_knows_the_compilers_options() -> None:
+    Compiled(torch.sin, "sin")  # an unknown one would be refused here
+
+
+@pytest.mark.parametrize("bound", [-1e9, -math.inf])
+def test_a_step_that_cannot_be_compiled_whole_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, bound: float
+) -> None:
+    """A projection of a user's network that leaves compiled code in the middle of a step, or breaks the compiler."""
+    true = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, options, **how: true(f, backend="aot_eager", **how)
+    )
+    (agent, replay), (other, memory) = parts("fast_td3"), parts("fast_td3")
+    for one in (agent, other):
+        weight = next(one.critic.parameters())
+        one.step_critic.constrain_ = partial(halved_if_above, weight, bound)
+    compile_steps(agent)
+    _, said = told(lambda: build(agent, replay, "eager")(2))
+    assert [line.split(":")[0] for line in said] == ["step_critic.apply runs uncompiled"]
+    build(other, memory, "eager")(2)
+    assert_near(agent, other, atol=2e-5, rtol=2e-4)
+    assert agent.step_critic.steps == 2
+
+
+@torch.no_grad()
+def halved_if_above(weight: Tensor, bound: float) -> None:
+    if float(weight.sum()) > bound:  # the host waits for a number
+        weight.mul_(0.5)
+
+
 def spec_of(replay: Replay) -> EnvSpec:
     private = replay.ring.obs.privileged is not None
     return EnvSpec(
@@ -159,7 +221,7 @@ def told(work: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def test_captured_falls_back_on_a_cpu_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: function(*args))
     agent, replay = parts("fast_td3")
     learn, said = told(lambda: build(agent, replay, "captured"))
     assert said == ["the learner runs without CUDA graphs: there are none on cpu."]
@@ -277,9 +339,7 @@ def test_the_precision_of_a_run_before_does_not_stay() -> None:
 def test_a_function_stays_compiled_for_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch gives up after 8, in silence; DAA's loss has more."""
     true = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda f, dynamic: true(f, dynamic=dynamic, backend="eager")
-    )
+    monkeypatch.setattr(torch, "compile", lambda f, options, **how: true(f, backend="eager", **how))
 
     def loss(x: Tensor) -> Tensor:
         return torch.full_like(x, float(torch.compiler.is_compiling()))
@@ -289,7 +349,7 @@ def test_a_function_stays_compiled_for_many_shapes(monkeypatch: pytest.MonkeyPat
 
 
 def test_errors_of_ours_are_not_taken_for_the_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *args: function(*args))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: function(*args))
 
     def loss(x: int) -> int:
         raise RuntimeError("sizes do not match")
@@ -336,6 +396,14 @@ def test_the_rings_counters_on_the_device_follow_those_of_the_host() -> None:
     assert own[1] is other.ring.num_dropped
 
 
+def assert_nothing_fell_back(agent: Any) -> None:
+    """Every loss and every optimiser step that was compiled ran compiled."""
+    owners = [agent, *(value for value in vars(agent).values() if isinstance(value, LocalStepper))]
+    compiled = [v for owner in owners for v in vars(owner).values() if isinstance(v, Compiled)]
+    assert len(compiled) >= len(compiled_methods(agent) or ())
+    assert [each.name for each in compiled if each.function is each.eager] == []
+
+
 CUDA = torch.device("cuda")
 COUNTS = (1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2, 2, 2, 2)  # 1.5 updates per vec step, then 2
 
@@ -363,6 +431,7 @@ def test_captured_equals_eager_on_a_gpu(name: str, precision: Any, sampler: Any)
         if mode == "captured":
             assert isinstance(learn, CapturedLearner)
             assert not learn.gave_up
+            assert_nothing_fell_back(agent)
             assert learn.recorded
         found.append((agent, replay, {k: v.clone() for k, v in metrics.items()}))
     (eager, memory, wanted), (captured, replay, metrics) = found

@@ -1,12 +1,14 @@
-"""Steppers: from a loss to changed weights. The seam where gradients may cross to other processes."""
+"""Steppers: from a loss to changed weights. The seam where gradients may cross to other processes.
+
+Above 300 lines: the settings of every optimiser stand beside the stepper that all of them build.
+"""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,7 +16,15 @@ from torch import Tensor, nn
 
 from fleetfoot.config import part
 from fleetfoot.errors import UserError
-from fleetfoot.ops.optimizers import PlainSGD, RootScaled, with_adam_state
+from fleetfoot.ops.optimizers import (
+    PlainSGD,
+    RootScaled,
+    adam_,
+    laid_out_like,
+    per_seed,
+    with_adam_state,
+)
+from fleetfoot.ops.schedules import cosine, linear
 
 
 class Stepper(Protocol):
@@ -184,6 +194,10 @@ class AdaGradConfig(_Scheduled):
         return RootScaled(parameters, lr, decay=None, centred=False, eps=self.eps, eps_inside=False)
 
 
+def unchanged(gradients: list[Tensor]) -> list[Tensor]:
+    return gradients
+
+
 class LocalStepper:
     """Gradient, clipping, optimiser, schedule: all in this process, nothing waits for the device.
 
@@ -199,7 +213,7 @@ class LocalStepper:
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
         # What happens to a gradient before it is applied. Set from outside where several GPUs share one.
-        self.reduce: Callable[[list[Tensor]], list[Tensor]] = lambda gradients: gradients
+        self.reduce: Callable[[list[Tensor]], list[Tensor]] = unchanged
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -222,14 +236,38 @@ class LocalStepper:
         norm = self.clip_(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = laid_out_like(parameter, gradient)
-        self._step()
+        self._step(self.optimizer.step)
         self.optimizer.zero_grad(set_to_none=True)
         self.constrain_()
         self._schedule(self.steps.add_(1))
         return norm
 
-    def _step(self) -> None:
-        self.optimizer.step()
+    @property
+    def compilable(self) -> bool:
+        """Does `apply_in_plain_operations` serve as well as `apply`?
+
+        Not on several GPUs: their weights stay equal because all round alike, and each compiles code of its own.
+        """
+        return isinstance(self.cfg, _Adam) and self.reduce is unchanged
+
+    @torch.no_grad()
+    def apply_in_plain_operations(self, gradients: list[Tensor]) -> Tensor:
+        """What `apply` does, for a compiler: a few kernels on a GPU instead of a hundred."""
+        norm = torch.stack([self._squares(gradient) for gradient in gradients]).sum(0).sqrt()
+        if (factor := self.clip_factor(norm)) is not None:
+            gradients = [gradient * per_seed(factor, gradient) for gradient in gradients]
+        self._step(partial(adam_, self.optimizer, gradients))
+        self.constrain_()
+        # On a CPU torch (2.13) forgets what compiled code adds to a single float64, unless it is one of a list.
+        torch._foreach_add_([self.steps], 1)
+        self._schedule(self.steps)
+        return norm
+
+    def _step(self, step: Callable[[], None]) -> None:
+        step()
+
+    def _squares(self, gradient: Tensor) -> Tensor:
+        return gradient.square().sum()
 
     def set_lr(self, lr: Tensor) -> None:
         """A learning rate that the agent chooses by itself, for the steps to come; not together with a schedule."""
@@ -276,23 +314,3 @@ class LocalStepper:
             group["lr"] = self.lr  # loading made copies; the schedule writes to this very tensor
         self.steps.copy_(state["steps"])
         self._schedule(self.steps)
-
-
-def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient in the memory order of its parameter.
-
-    Fused optimisers take nothing else, and compiled convolutions return gradients with the channels last.
-    """
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
-
-
-def cosine(start: float, end: float, progress: Tensor) -> Tensor:
-    """Half a cosine wave from `start` (progress 0) to `end` (progress 1 and beyond)."""
-    return end + 0.5 * (start - end) * (1.0 + torch.cos(math.pi * progress.clamp(max=1.0)))
-
-
-def linear(start: float, end: float, progress: Tensor) -> Tensor:
-    """A straight line from `start` (progress 0) to `end` (progress 1 and beyond)."""
-    return start + (end - start) * progress.clamp(max=1.0)

@@ -107,8 +107,9 @@ class Recipe:
     bf16: bfloat16 under autocast, with master weights in float32. Convolutions on a GPU use TF32 in
     any case."""
     execution: Mode = "auto"
-    """How updates are executed. eager: as written; compiled: losses through torch.compile (on a CPU this needs a C++
-    compiler); captured: compiled, and then CUDA graphs; auto: captured on a GPU, eager on a CPU."""
+    """How updates are executed. eager: as written; compiled: losses, and on a GPU optimiser steps, through
+    torch.compile (on a CPU this needs a C++ compiler); captured: compiled, and then CUDA graphs; auto: captured on a
+    GPU, eager on a CPU."""
     threads: int = 0
     """CPU threads of torch; 0: all available cores."""
     env_timeout: float = 600.0

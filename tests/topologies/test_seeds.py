@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fleetfoot.envs.tensor import Pendulum, Pendulums, TensorConfig
 from fleetfoot.envs.vec_env import simulated_on_cpu
 from fleetfoot.errors import UserError
 from fleetfoot.evaluate import EvaluationConfig
+from fleetfoot.execution.compile import Compiled, compile_steps
 from fleetfoot.explore import AsSampledConfig, EpsilonLadderConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.log.sinks import read_lines
@@ -29,7 +31,7 @@ from fleetfoot.nn.bronet import BroNetConfig
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.optimist import DeltaConfig, IndependentConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
-from fleetfoot.optim import AdamConfig, AdamWConfig
+from fleetfoot.optim import AdamConfig, AdamWConfig, LocalStepper
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
@@ -37,7 +39,9 @@ from fleetfoot.run import folder as folders
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Journal, Subject
 from fleetfoot.topologies.multi_seed.loop import train_batched
+from fleetfoot.topologies.multi_seed.vmap import stack
 from fleetfoot.topologies.synchronous import SynchronousConfig
+from support.learners import parts
 
 
 def small() -> Recipe:
@@ -313,6 +317,42 @@ def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Pa
     api.train_seeds(replace(small(), checkpoint=lean, total_vec_steps=20), 2, tmp_path / "two")
     for result in api.resume_seeds(tmp_path / "two", total_vec_steps=30):
         assert result.counters.updates == 2 * (20 - 5) + 2 * (10 - 5)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("name", ["flash_sac", pytest.param("fast_sac", marks=pytest.mark.slow)])
+def test_compiled_steps_of_several_seeds_are_the_same(name: str) -> None:
+    """As they are on a GPU: with clipping, projections, one number per seed, and a learning rate for each."""
+    random = torch.Generator().manual_seed(5)
+    one, other = (stacked(name) for _ in range(2))
+    compile_steps(one)
+    steppers = [at for at, value in vars(one).items() if isinstance(value, LocalStepper)]
+    assert len(steppers) == 3
+    for lr in (None, torch.tensor([1e-3, 4e-4])):
+        for at in steppers:
+            mine, theirs = getattr(one, at), getattr(other, at)
+            assert isinstance(mine.apply, Compiled)
+            gradients = [torch.randn(p.shape, generator=random) for p in mine.parameters]
+            if lr is not None:
+                mine.set_lr(lr)
+                theirs.set_lr(lr)
+            found, wanted = (s.apply([g.clone() for g in gradients]) for s in (mine, theirs))
+            assert wanted.shape == (2,)
+            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(mine.parameters, theirs.parameters, atol=1e-6, rtol=1e-5)
+            assert mine.steps == theirs.steps
+            assert not isinstance(mine.apply.function, partial)  # nothing fell back
+
+
+def stacked(name: str) -> Any:
+    whole, *agents = (parts(name)[0] for _ in range(3))
+    for agent in (whole, *agents):
+        agent.step_critic.cfg = replace(agent.step_critic.cfg, max_grad_norm=0.5)
+    with torch.no_grad():
+        for parameter in agents[1].critic.parameters():
+            parameter.mul_(0.9)
+    stack(whole, agents)
+    return whole
 
 
 @pytest.mark.usefixtures("compiler")

@@ -1,7 +1,7 @@
 """Speed from outside: precision, compilation and CUDA graphs, applied to agents that know of none of them.
 
 learner      what a learner does, eagerly: draw, update, reprioritise
-compile      precision, and losses through torch.compile
+compile      precision, and losses and (on a GPU) optimiser steps through torch.compile
 cuda_graph   the same updates, recorded as CUDA graphs
 """
 

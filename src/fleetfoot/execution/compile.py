@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
+from traceback import walk_tb
 from typing import Any, Literal
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from fleetfoot.agents.contract import Agent, compiled_methods
 from fleetfoot.data import UpdateResult
 from fleetfoot.errors import Notice
+from fleetfoot.optim import LocalStepper
 
 Mode = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -18,6 +21,9 @@ Half = Literal["update", "update_critic", "update_policy"]
 # Shapes that one function may be compiled for. Torch stops at 8 and runs the next ones uncompiled; DAA's loss has one
 # for each number of imagined actions, and one without.
 MOST_SHAPES = 64
+# Independent small kernels become one: an update of small networks is hundreds of them, and the gaps between them cost
+# as much as they do. The search for loops in another order fails (torch 2.11) at operations on lists of tensors.
+OPTIONS: dict[str, Any] = {"combo_kernels": True, "loop_ordering_after_fusion": False}
 
 
 def resolved(mode: Mode, device: torch.device) -> Mode:
@@ -44,11 +50,13 @@ def updater(
     mode: Mode,
     device: torch.device,
 ) -> Callable[[Any], UpdateResult]:
-    """`agent.update` (or a half of it) in the precision asked for, and with compiled losses unless `mode` is eager."""
+    """`agent.update` (or a half of it) in the precision asked for, compiled unless `mode` is eager."""
     if possible_mode(agent, mode, device) != "eager":
         torch._dynamo.reset()  # code that other runs of this process compiled counts against a limit
         for name in compiled_methods(agent) or ():
             setattr(agent, name, Compiled(getattr(agent, name), name))
+        if device.type == "cuda":  # a CPU is faster with torch's own optimisers
+            compile_steps(agent)
     update: Callable[[Any], UpdateResult] = getattr(agent, half)
     # Of the process, so an earlier run's choice must not stay. On a CPU "high" may mean fewer bits, too.
     tf32 = precision == "tf32" and device.type == "cuda"
@@ -64,15 +72,34 @@ def updater(
     return in_bf16
 
 
-class Compiled:
-    """A function through torch.compile; as it was, after one warning, where compilation fails."""
+def compile_steps(agent: Agent) -> None:
+    """What follows the gradients (their norm, Adam, projections, schedules) as a few kernels instead of a hundred."""
+    for name, stepper in vars(agent).items():
+        if isinstance(stepper, LocalStepper) and stepper.compilable:
+            _ = stepper.optimizer  # made here, and not while it is being compiled
+            plain, own = stepper.apply_in_plain_operations, partial(type(stepper).apply, stepper)
+            setattr(stepper, "apply", Compiled(plain, f"{name}.apply", instead=own))  # noqa: B010
 
-    def __init__(self, function: Callable[..., Any], name: str):
-        self.eager, self.name = function, name
+
+class Compiled:
+    """A function through torch.compile; where compilation fails, after one warning, the function itself or `instead`.
+
+    A function that changes tensors has an `instead` and is compiled as a whole or not at all: what was compiled of it
+    must not have run when the rest fails.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        instead: Callable[..., Any] | None = None,
+    ):
+        self.eager, self.name = instead or function, name
         torch._dynamo.config.recompile_limit = max(
             torch._dynamo.config.recompile_limit, MOST_SHAPES
         )
-        self.function = torch.compile(function, dynamic=False)
+        whole = instead is not None
+        self.function = torch.compile(function, dynamic=False, fullgraph=whole, options=OPTIONS)
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -80,14 +107,18 @@ class Compiled:
         except Exception as error:
             if self.function is self.eager or not _is_compiler_error(error):
                 raise
-            reason = str(error).strip().splitlines()[0][:200]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             notice(f"{self.name} runs uncompiled: {reason}")
             self.function = self.eager
             return self.eager(*args)
 
 
 def _is_compiler_error(error: BaseException) -> bool:
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+    """Not one of the function itself: that is wrapped while it is traced, and would come again."""
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return True
+    frames = (frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__))
+    return "torch._dynamo.convert_frame" in frames  # it was compiling, not running
 
 
 def notice(message: str) -> None:

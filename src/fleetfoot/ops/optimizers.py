@@ -70,6 +70,29 @@ class RootScaled(torch.optim.Optimizer):
         return spread
 
 
+def adam_(adam: torch.optim.Optimizer, gradients: list[Tensor]) -> None:
+    """A step of torch's Adam or AdamW, in operations that a compiler can merge."""
+    group = adam.param_groups[0]
+    weights, lr, (beta1, beta2) = group["params"], group["lr"], group["betas"]
+    mean, square, steps = (
+        [adam.state[weight][name] for weight in weights]
+        for name in ("exp_avg", "exp_avg_sq", "step")
+    )
+    torch._foreach_add_(steps, 1)
+    torch._foreach_lerp_(mean, gradients, 1.0 - beta1)
+    torch._foreach_mul_(square, beta2)
+    torch._foreach_addcmul_(square, gradients, gradients, 1.0 - beta2)
+    # In float32, 1 - 0.999 is off in the fifth digit.
+    step = steps[0].double()
+    size = (lr / (1.0 - beta1**step)).float()
+    root = torch._foreach_div(torch._foreach_sqrt(square), (1.0 - beta2**step).sqrt().float())
+    torch._foreach_add_(root, group["eps"])
+    by = torch._foreach_mul(torch._foreach_div(mean, root), size)
+    if group["weight_decay"]:
+        torch._foreach_mul_(weights, 1.0 - lr * group["weight_decay"])
+    torch._foreach_sub_(weights, by)
+
+
 def with_adam_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The same Adam with the state that torch makes at its first step, so that it can be saved, shared and restarted
     before."""
@@ -81,3 +104,18 @@ def with_adam_state(adam: torch.optim.Optimizer) -> torch.optim.Optimizer:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
     return adam
+
+
+def laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient in the memory order of its parameter.
+
+    Fused optimisers take nothing else, and compiled convolutions return gradients with the channels last.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def per_seed(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number for all, or for each seed [S], to be multiplied with [S, ...]."""
+    return numbers.view((*numbers.shape, *[1] * (like.dim() - numbers.dim())))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfoot.ops.optimizers import per_seed
 from fleetfoot.optim import LocalStepper
 
 
@@ -57,17 +58,20 @@ class StackedStepper(LocalStepper):
         self.lr.copy_(largest)
         self.lr_share = lr / largest
 
-    def _step(self) -> None:
+    def _step(self, step: Callable[[], None]) -> None:
         """Steps are proportional to the learning rate, so each seed goes its share of the way."""
         if self.lr_share is None:
-            return super()._step()
+            return step()
         before = [parameter.detach().clone() for parameter in self.parameters]
-        super()._step()
+        step()
         with torch.no_grad():
             for parameter, old in zip(self.parameters, before, strict=True):
-                share = self.lr_share.view(-1, *[1] * (parameter.dim() - 1))
+                share = per_seed(self.lr_share, parameter)
                 parameter.copy_(torch.lerp(old, parameter, share))
         return None
+
+    def _squares(self, gradient: Tensor) -> Tensor:
+        return gradient.reshape(self.num_seeds, -1).square().sum(1)
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         return super().gradients(loss.sum())  # no seed's loss depends on another's weights
@@ -79,5 +83,5 @@ class StackedStepper(LocalStepper):
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms).view(self.num_seeds, -1), dim=1)
         if (factor := self.clip_factor(norm)) is not None:
             for gradient in gradients:
-                gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
+                gradient.mul_(per_seed(factor, gradient))
         return norm
