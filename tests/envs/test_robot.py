@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -25,8 +27,9 @@ from fleetfoot.envs.robot.physics import EngineName, PhysicsConfig
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Now, State
-from fleetfoot.envs.robot.terms import SPECS
+from fleetfoot.envs.robot.terms import SPECS, feet_trot, trotting
 from fleetfoot.errors import Notice, UserError
+from fleetfoot.evaluate import first_episodes
 
 CPU = torch.device("cpu")
 HARD = ConditionsConfig(
@@ -215,6 +218,25 @@ def test_one_range_does_not_change_what_another_draws() -> None:
     assert (gains[0] != 35.0).all()
 
 
+def test_power_is_the_sum_over_joints_of_torque_times_velocity() -> None:
+    env = build(2)
+    env.reset()
+    for action in actions(2, 12, 5):
+        step = env.step(action)
+        torque = env.engine.sensor[:, env.built.sensors["torque"]]
+        wanted = (torque * env.engine.qvel[:, env.built.v]).abs().sum(1)
+        torch.testing.assert_close(step.info["env/power"], wanted)
+    assert float(wanted.min()) > 1.0
+    env.close()
+
+
+def test_evaluations_tell_errors_and_power() -> None:
+    env = build(2, variant="stock", episode_length=5)
+    found = first_episodes(lambda obs: torch.zeros(2, 12), env, env.reset(), 8).metrics()  # type: ignore[arg-type]
+    assert {"eval/error_velocity", "eval/error_yaw", "eval/reward_pose", "eval/power"} <= set(found)
+    env.close()
+
+
 def test_an_exploded_robot_ends_its_episode_and_is_counted() -> None:
     env, calm = build(3), build(3)
     env.reset()
@@ -346,6 +368,59 @@ def test_evaluation_is_stock() -> None:
     assert stock == RobotConfig(variant="stock", conditions=ConditionsConfig(history=3))
 
 
+def test_a_trot_is_lifting_the_feet_across_together() -> None:
+    """The term by hand, foot by foot, for feet that stand, keep to the rhythm, and are lifted at the wrong time."""
+    task = Joystick(trotting(SPECS["go1"]), {"feet_trot": 1.0})
+    env = RobotEnv(GO1, task, 1, 0)
+    phase = torch.tensor([[0.5 * math.pi, -0.5 * math.pi, -0.5 * math.pi, 0.5 * math.pi]])
+    paid = {}
+    for name, heights in {
+        "standing": (0.0, 0.0, 0.0, 0.0),
+        "trotting": (0.08, 0.0, 0.0, 0.08),
+        "half": (0.04, 0.0, 0.0, 0.04),
+        "wrong feet": (0.0, 0.08, 0.08, 0.0),
+        "higher": (0.2, 0.0, 0.0, 0.2),
+    }.items():
+        foot_pos = torch.tensor([[[0.0, 0.0, 0.023 + height] for height in heights]])
+        contact = torch.tensor([[float(height == 0.0) for height in heights]])
+        step = SimpleNamespace(
+            task=task,
+            state={"phase": phase},
+            foot_pos=foot_pos,
+            contact=contact > 0,
+            length=torch.ones(1),
+        )
+        paid[name] = float(feet_trot(step))  # type: ignore[arg-type]
+    wanted = {"standing": 0.5, "trotting": 1.0, "half": 0.75, "wrong feet": 0.0, "higher": 1.0}
+    assert paid == pytest.approx(wanted)
+    step.length = torch.zeros(1)
+    assert float(feet_trot(step)) == 0.0  # type: ignore[arg-type]
+    env.close()
+
+
+def test_a_trotting_robot_sees_its_clock() -> None:
+    env = build(2, gait="trot", reward=("feet_trot=2",))
+    assert env.spec.obs_shape == (48 + 8,)
+    first = env.reset().actor[:, 48:]
+    torch.testing.assert_close(
+        first[0], torch.tensor([1.0, -1, -1, 1, 0, 0, 0, 0]), atol=1e-6, rtol=0
+    )
+    for _ in range(
+        11
+    ):  # the observation is one step late, and 10 steps of 0.02 s are half a turn at 2.5 Hz
+        step = env.step(torch.zeros(2, 12))
+    torch.testing.assert_close(step.next_obs.actor[:, 48:52], -first[:, :4], atol=1e-4, rtol=0)
+    assert "env/reward_feet_trot" in step.info
+    (gait,) = (term["gait"] for term in env.describe()["observation"] if term["name"] == "gait")
+    assert gait["frequency"] == 2.5
+    assert gait["start"] == pytest.approx([0.0, math.pi, math.pi, 0.0])
+    judged = RobotConfig(gait="trot", reward=("feet_trot=2",)).for_evaluation()
+    assert judged == RobotConfig(
+        gait="trot", variant="stock"
+    )  # the clock stays, the reward is Playground's
+    env.close()
+
+
 def test_descriptions_tell_what_a_real_robot_needs() -> None:
     env = build(1, variant="stock", conditions=ConditionsConfig(history=2))
     told = env.describe()
@@ -396,6 +471,8 @@ def test_auto_says_nothing_on_a_cpu(recwarn: pytest.WarningsRecorder) -> None:
         ({"robot": "go2"}, "no robot 'go2'. Did you mean go1"),
         ({"reward": ("lin_vel=1",)}, "no reward term 'lin_vel'"),
         ({"reward": ("energy",)}, "name=number"),
+        ({"reward": ("feet_trot=1",)}, "feet_trot needs a rhythm: use --env.gait trot"),
+        ({"robot": "t1", "gait": "trot"}, "t1 cannot trot on 2 feet"),
         ({"conditions": ConditionsConfig(noise_of=("nose=1",))}, "does not observe 'nose'"),
         ({"execution": "recorded"}, "needs the engine 'warp' on a GPU"),
     ],

@@ -20,7 +20,7 @@ from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.mirror import Kind, _block, _feet, _joints
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Task
-from fleetfoot.envs.robot.terms import SPECS
+from fleetfoot.envs.robot.terms import SPECS, trotting
 from fleetfoot.errors import UserError
 from fleetfoot.replay.mirror import problem_of
 from support.symmetric import symmetric
@@ -33,8 +33,16 @@ STATE: dict[str, Kind] = {"peak": "feet", "first_contact": "feet", "phase": "fee
 
 def build(robot: Robot, conditions: ConditionsConfig = QUIET, num_envs: int = 2) -> RobotEnv:
     physics = PhysicsConfig(timestep=0.002, substeps=10, engine="cpu", threads=1)
-    task = Joystick(SPECS[robot.name])
-    return RobotEnv(robot, task, num_envs, 0, CPU, physics=physics, conditions=conditions)
+    return RobotEnv(
+        robot, task_of(robot.name), num_envs, 0, CPU, physics=physics, conditions=conditions
+    )
+
+
+def task_of(name: str) -> Joystick:
+    """Go1 trots: it has what the stock task has, a clock, and the reward for keeping to it."""
+    if name == "go1":
+        return Joystick(trotting(SPECS[name]), {"feet_trot": 1.0})
+    return Joystick(SPECS[name])
 
 
 def image(reflection: Reflection, rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.env import RobotEnv
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.physics import EngineName, Execution, PhysicsConfig
+from fleetfoot.errors import UserError
 
 # Timestep of the physics (s) and timesteps per control step of 0.02 s.
 PHYSICS = {
@@ -52,6 +53,9 @@ class RobotConfig:
     variant: Literal["stock", "fast"] = "fast"
     # rough: plates of up to 5 cm. Evaluation keeps the ground.
     ground: Literal["flat", "rough"] = "flat"
+    # stock: that of the task; T1 and G1 have one, Go1 has none. trot (Go1): the policy sees a clock of 2.5 Hz, to which
+    # the reward term feet_trot ties the lifting of its feet. Evaluation keeps the clock.
+    gait: Literal["stock", "trot"] = "stock"
     # cpu: MuJoCo's threads; warp: MuJoCo Warp, which needs a GPU; auto: warp on a GPU, otherwise cpu.
     engine: EngineName = "auto"
     threads: int = 0  # of the CPU engine; 0: all available cores
@@ -90,6 +94,12 @@ class RobotConfig:
             )
         timestep, substeps = PHYSICS[self.variant][self.robot]
         spec = terms.SPECS[self.robot]
+        if self.gait == "trot":
+            if len(robot.feet) != 4:
+                raise UserError(
+                    f"{self.robot} cannot trot on {len(robot.feet)} feet; use --env.gait stock."
+                )
+            spec = terms.trotting(spec)
         if not self.clip_reward:
             spec = dataclasses.replace(spec, lowest_reward=None)
         task = Joystick(spec, self._weights(), self.curriculum)

@@ -156,7 +156,8 @@ class RobotEnv:
         truncated = (clock >= task.episode_length) & ~terminated
         ended = terminated | truncated
         terms = torch.stack([*task.reward(now, terminated).values()])  # [K, N]
-        told = torch.stack([*task.info(now).values(), exploded.float()])
+        power = (now.joint_vel * now.sensor["torque"]).abs().sum(1)  # W, mechanical
+        told = torch.stack([*task.info(now).values(), power, exploded.float()])
         told = torch.cat([terms, told])
         reward = task.total(terms)
         state = now.state | task.advance(now, draw)

@@ -42,7 +42,7 @@ UNITS = {
     "joint_pos": "rad from the standing pose",
     "joint_vel": "rad/s",
     "last_action": "1",
-    "gait": "cos, cos, sin, sin of the phases",
+    "gait": "cosines of the phases of all feet, then their sines",
 }
 
 # What a mirror makes of the observations. The phases of the gait change feet, as the feet do.
@@ -69,11 +69,12 @@ MIRROR: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gait:
-    """Two feet that are lifted in turn, in a rhythm drawn for each episode."""
+    """Feet that are lifted in turn, in a rhythm drawn for each episode."""
 
     frequency: Range  # Hz
     height: float  # metres a foot is to be lifted
     stands: bool  # no rhythm while the command is zero
+    phases: tuple[float, ...] = (0.0, math.pi)  # of each foot, where an episode begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,8 @@ class Joystick(Task):
         self.largest = constant([cmd.x, cmd.y, cmd.yaw])
         self.keep = constant(cmd.keep)
         self.num_feet = len(robot.robot.feet)
-        self.phases = constant([0.0, math.pi])
+        if self.spec.gait is not None:
+            self.phases = constant(self.spec.gait.phases)
         self.scale = constant(list(self.weights.values()))[:, None] * dt  # [K, 1]
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:

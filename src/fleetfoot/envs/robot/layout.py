@@ -58,7 +58,7 @@ class Layout:
         paid = task.reward(now, torch.zeros(rows, dtype=torch.bool, device=device))
         if any(value.shape != (rows,) for value in paid.values()):
             raise UserError(f"reward() of {task.name} must return terms of shape [robots].")
-        self.told = [*(f"reward_{name}" for name in paid), *task.info(now), "exploded"]
+        self.told = [*(f"reward_{name}" for name in paid), *task.info(now), "power", "exploded"]
         critic = self.actor_size + self.extra_size
         self.outputs = {
             "actor": (rows, self.actor_size),
