@@ -64,6 +64,7 @@ class Evaluation:
     tasks: tuple[str, ...] = ()  # names, where there are several tasks
     task_ids: tuple[int, ...] = ()  # [episodes], where there are several tasks
     smoothness: dict[str, float] = field(default_factory=dict[str, float])  # of continuous actions
+    told: dict[str, float] = field(default_factory=dict[str, float])  # means of what the task logs
 
     @property
     def mean_return(self) -> float:
@@ -75,7 +76,7 @@ class Evaluation:
             "eval/return_std": float(self.returns.std(correction=0)),
             "eval/length": float(self.lengths.mean()),
         }
-        metrics |= {f"eval/{name}": value for name, value in self.smoothness.items()}
+        metrics |= {f"eval/{name}": value for name, value in (self.told | self.smoothness).items()}
         if self.success is not None:
             metrics["eval/success"] = float(self.success.mean())
         if self.overestimation is not None:
@@ -129,7 +130,7 @@ def first_episodes(
     success: Tensor | None = None
     running = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
     meter = None if q_estimate is None else OverestimationMeter(policy, q_estimate)
-    smoothness = diagnose.SmoothnessMeter(spec.step_seconds)
+    smoothness, told = diagnose.SmoothnessMeter(spec.step_seconds), InfoMeter()
     for count in range(1, max_vec_steps + 1):
         if STOPPING.is_set():
             raise EvaluationCut
@@ -139,6 +140,7 @@ def first_episodes(
         lengths += running
         if isinstance(spec.action, Continuous):
             smoothness.update(action, running)
+        told.update(step.info, running)
         if meter is not None:
             meter.update(obs, action, step, running)
         if "success" in step.info:
@@ -156,7 +158,37 @@ def first_episodes(
         spec.tasks,
         spec.task_ids,
         smoothness.metrics(),
+        told.metrics(),
     )
+
+
+class InfoMeter:
+    """Means of what a task tells the log as `env/NAME` (tracking errors, reward terms, power) over whole episodes."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}  # [2] each: total, and how many were added
+
+    def update(self, info: dict[str, Tensor], running: Tensor) -> None:
+        """Add one vec step. `running` [N]: where the first episode has not ended."""
+        names = [name for name in info if name.startswith("env/")]
+        if not names:
+            return
+        rows = torch.stack([info[name].float() for name in names])  # [K, N]
+        totals = torch.where(running, rows, 0.0).double().sum(1)
+        pairs = torch.stack([totals, running.sum().expand(len(names))], 1)
+        for name, pair in zip(names, pairs, strict=True):
+            key = name.removeprefix("env/")
+            self.sums[key] = self.sums[key] + pair if key in self.sums else pair
+
+    def metrics(self) -> dict[str, float]:
+        """Waits for the device."""
+        if not self.sums:
+            return {}
+        total, count = torch.stack([*self.sums.values()]).T.cpu()
+        means = (total / count).tolist()
+        return {
+            name: mean for name, mean in zip(self.sums, means, strict=True) if math.isfinite(mean)
+        }
 
 
 class OverestimationMeter:

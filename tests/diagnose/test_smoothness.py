@@ -1,4 +1,4 @@
-"""Smoothness of actions, against its definitions."""
+"""What evaluations measure besides returns, against its definitions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fleetfoot.diagnose import SmoothnessMeter
+from fleetfoot.evaluate import InfoMeter
 
 
 def measure(actions: Tensor, lengths: list[int], step_seconds: float = 0.02) -> dict[str, float]:
@@ -59,3 +60,19 @@ def test_no_spectrum_where_there_is_none_to_see() -> None:
     assert "action_above_10hz" not in measure(wave, [256], step_seconds=0.05)
     assert "action_above_10hz" not in measure(wave, [63])
     assert measure(wave, [256])["action_above_10hz"] == 0.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def test_means_of_what_a_task_tells_within_episodes(seed: int, lengths: list[int]) -> None:
+    """Some of it only every third step, as robots on a GPU do; what is not for the log is left out."""
+    rows = torch.rand(12, len(lengths), generator=torch.Generator().manual_seed(seed))
+    meter = InfoMeter()
+    for t, row in enumerate(rows):
+        info = {"env/error": row, "success": row} | ({"env/rare": 2 * row} if t % 3 == 0 else {})
+        meter.update(info, torch.tensor([t < length for length in lengths]))
+    inside = torch.tensor([[t < length for length in lengths] for t in range(12)])
+    found = meter.metrics()
+    assert set(found) == {"error", "rare"}
+    assert found["error"] == pytest.approx(float(rows[inside].mean()), rel=1e-5)
+    assert found["rare"] == pytest.approx(float(2 * rows[::3][inside[::3]].mean()), rel=1e-5)

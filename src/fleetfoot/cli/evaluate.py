@@ -47,4 +47,9 @@ def run(args: list[str], imports: list[str]) -> int:
         f"return {done.mean_return:,.1f} ± {spread:,.1f} over {len(returns)} episodes "
         f"(from {min(returns):,.1f} to {max(returns):,.1f}; {of})"
     )
+    more = {name.removeprefix("eval/"): value for name, value in done.metrics().items()}
+    rest_of = [
+        f"{name} {value:,.3g}" for name, value in more.items() if not name.startswith("return")
+    ]
+    print(", ".join(rest_of))
     return 0

@@ -20,7 +20,8 @@ MOST_VALUES = 3  # of a field within one group, before they are only counted
 SMOOTHNESS = {
     "eval/action_change": "change from step to step",
     "eval/action_jerk": "jerk",
-    "eval/action_above_10hz": "power above 10 Hz",
+    "eval/action_above_10hz": "share above 10 Hz",
+    "eval/power": "mechanical power, W",
 }
 
 
