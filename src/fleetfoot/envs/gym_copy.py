@@ -21,8 +21,10 @@ FAULT = "fleetfoot_fault"  # in the info of a copy that misbehaved: what it did
 
 
 def names() -> list[str]:
-    """The ids Gymnasium knows in this process."""
-    return sorted(name for name, spec in gymnasium.registry.items() if spec.entry_point)
+    """What can be made by name, but for Atari's: whether Gymnasium knows those depends on what was imported before, and
+    `AtariConfig` lists them."""
+    made = ((name, str(spec.entry_point or "")) for name, spec in gymnasium.registry.items())
+    return sorted(name for name, where in made if where and not where.startswith("ale_py"))
 
 
 class Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
