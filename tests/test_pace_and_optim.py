@@ -312,6 +312,17 @@ def test_replicas_on_several_ranks_keep_the_steps_of_torch() -> None:
 
 
 @pytest.mark.parametrize("cfg", [AdamConfig(lr=0.1), AdamWConfig(lr=0.1)])
+def test_an_optimiser_of_ones_own_is_not_replaced(cfg: AdamConfig | AdamWConfig) -> None:
+    """What it changes about Adam is not known to the compiled steps."""
+
+    class Own(type(cfg)):  # type: ignore[misc]
+        pass
+
+    assert cfg.build(nn.Linear(2, 2), 10).compilable
+    assert not Own(lr=0.1).build(nn.Linear(2, 2), 10).compilable
+
+
+@pytest.mark.parametrize("cfg", [AdamConfig(lr=0.1), AdamWConfig(lr=0.1)])
 def test_gradients_with_the_channels_last_are_taken(cfg: AdamConfig | AdamWConfig) -> None:
     plain, strange = (nn.Parameter(torch.ones(4, 3, 2, 2)) for _ in range(2))
     gradient = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))

@@ -64,19 +64,21 @@ class Evaluation:
     tasks: tuple[str, ...] = ()  # names, where there are several tasks
     task_ids: tuple[int, ...] = ()  # [episodes], where there are several tasks
     smoothness: dict[str, float] = field(default_factory=dict[str, float])  # of continuous actions
-    told: dict[str, float] = field(default_factory=dict[str, float])  # means of what the task logs
+    task_means: dict[str, float] = field(default_factory=dict[str, float])  # of what the task logs
 
     @property
     def mean_return(self) -> float:
         return float(self.returns.mean())
 
     def metrics(self) -> dict[str, float]:
-        metrics = {
+        metrics = {f"eval/{name}": value for name, value in self.task_means.items()}
+        # What is measured here goes by its name, whatever a task calls its own.
+        metrics |= {
             "eval/return": self.mean_return,
             "eval/return_std": float(self.returns.std(correction=0)),
             "eval/length": float(self.lengths.mean()),
         }
-        metrics |= {f"eval/{name}": value for name, value in (self.told | self.smoothness).items()}
+        metrics |= {f"eval/{name}": value for name, value in self.smoothness.items()}
         if self.success is not None:
             metrics["eval/success"] = float(self.success.mean())
         if self.overestimation is not None:
@@ -130,7 +132,7 @@ def first_episodes(
     success: Tensor | None = None
     running = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
     meter = None if q_estimate is None else OverestimationMeter(policy, q_estimate)
-    smoothness, told = diagnose.SmoothnessMeter(spec.step_seconds), InfoMeter()
+    smoothness, task_means = diagnose.SmoothnessMeter(spec.step_seconds), InfoMeter()
     for count in range(1, max_vec_steps + 1):
         if STOPPING.is_set():
             raise EvaluationCut
@@ -140,7 +142,7 @@ def first_episodes(
         lengths += running
         if isinstance(spec.action, Continuous):
             smoothness.update(action, running)
-        told.update(step.info, running)
+        task_means.update(step.info, running)
         if meter is not None:
             meter.update(obs, action, step, running)
         if "success" in step.info:
@@ -158,37 +160,41 @@ def first_episodes(
         spec.tasks,
         spec.task_ids,
         smoothness.metrics(),
-        told.metrics(),
+        task_means.metrics(),
     )
 
 
 class InfoMeter:
-    """Means of what a task tells the log as `env/NAME` (tracking errors, reward terms, power) over whole episodes."""
+    """Means of what a task tells the log as `env/NAME` (tracking errors, reward terms, power), over all steps of the
+    episodes in which it tells anything: robots on a GPU do so in every eighth.
+
+    What a Gymnasium task begins to tell later, at the end of an episode for instance, has no mean over steps.
+    """
 
     def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}  # [2] each: total, and how many were added
+        self.names: list[str] = []  # env/NAME
+        self.totals: Tensor | None = None  # [K]
+        self.count: Tensor | None = None
 
     def update(self, info: dict[str, Tensor], running: Tensor) -> None:
         """Add one vec step. `running` [N]: where the first episode has not ended."""
-        names = [name for name in info if name.startswith("env/")]
-        if not names:
+        names = self.names or [name for name in info if name.startswith("env/")]
+        if not names or not all(name in info for name in names):
             return
         rows = torch.stack([info[name].float() for name in names])  # [K, N]
-        totals = torch.where(running, rows, 0.0).double().sum(1)
-        pairs = torch.stack([totals, running.sum().expand(len(names))], 1)
-        for name, pair in zip(names, pairs, strict=True):
-            key = name.removeprefix("env/")
-            self.sums[key] = self.sums[key] + pair if key in self.sums else pair
+        total, count = torch.where(running, rows, 0.0).sum(1), running.sum()
+        if self.totals is None or self.count is None:
+            self.names, self.totals, self.count = names, total, count
+        else:
+            self.totals, self.count = self.totals + total, self.count + count
 
     def metrics(self) -> dict[str, float]:
         """Waits for the device."""
-        if not self.sums:
+        if self.totals is None or self.count is None:
             return {}
-        total, count = torch.stack([*self.sums.values()]).T.cpu()
-        means = (total / count).tolist()
-        return {
-            name: mean for name, mean in zip(self.sums, means, strict=True) if math.isfinite(mean)
-        }
+        means = (self.totals / self.count).tolist()
+        named = zip(self.names, means, strict=True)
+        return {name.removeprefix("env/"): mean for name, mean in named if math.isfinite(mean)}
 
 
 class OverestimationMeter:

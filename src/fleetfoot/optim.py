@@ -248,7 +248,7 @@ class LocalStepper:
 
         Not on several GPUs: their weights stay equal because all round alike, and each compiles code of its own.
         """
-        return isinstance(self.cfg, _Adam) and self.reduce is unchanged
+        return type(self.cfg) in (AdamConfig, AdamWConfig) and self.reduce is unchanged
 
     @torch.no_grad()
     def apply_in_plain_operations(self, gradients: list[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from fleetfoot.envs.check import check_env
 from fleetfoot.envs.gym import GymConfig, names
 from fleetfoot.envs.info import MOST_NAMES, InfoRows
 from fleetfoot.errors import UserError
+from fleetfoot.evaluate import first_episodes
 
 CPU = torch.device("cpu")
 
@@ -188,9 +189,22 @@ def test_what_only_some_copies_tell_has_the_mean_of_those() -> None:
     assert rows.rows()["env/speed"].tolist() == [1, 2, 3]
     rows.tell("speed", np.array([0.0, 8.0, 0.0]), np.array([False, True, False]))
     assert rows.rows()["env/speed"].tolist() == [1, 8, 3]
+    rows.tell("height", np.full(3, np.nan), np.zeros(3, bool))  # nobody tells it
+    assert "env/height" not in rows.rows()
     for number in range(100):
         rows.tell(f"object {number}", np.zeros(3), np.ones(3, bool))
     assert len(rows.rows()) == MOST_NAMES
+
+
+def test_what_was_told_before_a_reset_is_forgotten() -> None:
+    """An evaluation begins with a reset, and takes in only what is told from its first step on."""
+    env = GymConfig(id="FleetfootTalker-v0").build(2, 0, CPU)
+    for _ in range(2):
+        found = first_episodes(lambda obs: torch.full((2, 1), 0.5), env, env.reset(), 9).metrics()  # type: ignore[arg-type]
+        assert "eval/score" not in found  # told at the end alone
+        assert found["eval/reward_forward"] == 0.5
+        assert found["eval/success"] == 1.0
+    env.close()
 
 
 def test_environments_that_tell_nothing_have_no_info() -> None:

@@ -152,8 +152,8 @@ def test_what_is_executed_is_the_action_times_its_scale(lab: SimpleNamespace) ->
     assert torch.equal(lab.sim.given, 3 * action)
     env.step(torch.full((3, 2), 5.0))
     assert torch.equal(lab.sim.given, torch.full((3, 2), 3.0))
-    assert torch.equal(step.info["reward/effort"], -(3 * action).square().sum(1))
-    wanted = (step.info["reward/near"] + step.info["reward/effort"]) * 0.02
+    assert torch.equal(step.info["env/reward_effort"], -(3 * action).square().sum(1))
+    wanted = (step.info["env/reward_near"] + step.info["env/reward_effort"]) * 0.02
     assert torch.equal(step.reward, wanted)
 
 
@@ -222,7 +222,7 @@ def test_evaluation_borrows_the_simulation_and_training_goes_on_after_a_cut(
     obs = evaluation.reset()
     assert obs.actor.shape == (2, 2)
     step = evaluation.step(torch.ones(2, 2))
-    assert step.reward.shape == step.terminated.shape == step.info["reward/near"].shape == (2,)
+    assert step.reward.shape == step.terminated.shape == step.info["env/reward_near"].shape == (2,)
     assert torch.equal(lab.sim.given, torch.tensor([[1.0, 1.0]] * 2 + [[0.0, 0.0]] * 2))
 
     cut = train.step(torch.ones(4, 2))

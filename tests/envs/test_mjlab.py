@@ -155,7 +155,7 @@ def test_equals_the_bare_environment() -> None:
             assert torch.equal(step.next_obs.actor, seen["actor"])
             assert torch.equal(step.next_obs.critic, seen["critic"])
             assert torch.equal(step.reward, reward)
-            assert torch.equal(step.info["reward/smooth_reward"] * 0.05, reward)
+            assert torch.equal(step.info["env/reward_smooth_reward"] * 0.05, reward)
         last = env.step(action)
         assert last.truncated.all()
         assert torch.equal(last.obs.actor, last.next_obs.actor) == (not exact)

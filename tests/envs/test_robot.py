@@ -13,6 +13,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.speed.robot import bench_robot
 from fleetfoot import config
@@ -26,7 +27,7 @@ from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.physics import EngineName, PhysicsConfig
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
-from fleetfoot.envs.robot.task import Now, State
+from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.envs.robot.terms import SPECS, feet_trot, trotting
 from fleetfoot.errors import Notice, UserError
 from fleetfoot.evaluate import first_episodes
@@ -230,6 +231,53 @@ def test_power_is_the_sum_over_joints_of_torque_times_velocity() -> None:
     env.close()
 
 
+def test_a_gear_multiplies_the_power() -> None:
+    """The sensor tells the force of the actuator, and the joint feels the gear times that."""
+    text = """<mujoco><worldbody><body><joint name="j" axis="0 1 0"/><geom size="0.1"/></body></worldbody>
+        <actuator><motor joint="j" gear="50"/></actuator></mujoco>"""
+    env = RobotEnv(Robot(name="wheel", model=text), Standing(), 1, 0)
+    env.reset()
+    for _ in range(3):
+        step = env.step(torch.ones(1, 1))
+    wanted = (env.engine.qvel[:, 0] * 50 * env.engine.sensor[:, 0]).abs()
+    assert float(wanted) > 1.0
+    torch.testing.assert_close(step.info["env/power"], wanted.float())
+    env.close()
+
+
+class Standing(Task):
+    """Paid for nothing in particular."""
+
+    def reward(self, now: Now, terminated: Tensor) -> dict[str, Tensor]:
+        return {"one": torch.ones(len(now.qpos))}
+
+
+def test_names_that_are_taken_are_refused() -> None:
+    own = GO1.model
+    with open(own) as file:
+        text = file.read()
+    double = text.replace("</mujoco>", '<sensor><clock name="torque"/></sensor></mujoco>')
+    with pytest.raises(UserError, match="has a sensor 'torque'"):
+        dataclasses.replace(GO1, model=double).build(0.004)
+
+    class Proud(Standing):
+        def info(self, now: Now) -> dict[str, Tensor]:
+            return {"power": torch.ones(len(now.qpos))}
+
+    with pytest.raises(UserError, match="info\\(\\) of task names 'power'"):
+        RobotEnv(GO1, Proud(), 1, 0)
+
+
+def test_a_state_of_another_version_is_refused_in_one_line() -> None:
+    env = build(2)
+    env.reset()
+    state = env.state_dict()
+    state["outputs"] = state.pop("obs")
+    with pytest.raises(UserError, match="another version of fleetfoot: obs has shape None"):
+        env.load_state_dict(state)
+    env.close()
+
+
 def test_evaluations_tell_errors_and_power() -> None:
     env = build(2, variant="stock", episode_length=5)
     found = first_episodes(lambda obs: torch.zeros(2, 12), env, env.reset(), 8).metrics()  # type: ignore[arg-type]
@@ -246,6 +294,10 @@ def test_an_exploded_robot_ends_its_episode_and_is_counted() -> None:
     step, wanted = env.step(zero), calm.step(zero)
     assert step.terminated.tolist() == [False, True, False]
     assert step.info["env/exploded"].tolist() == [0.0, 1.0, 0.0]
+    assert (
+        step.info["env/power"][1] == step.info["env/reward_energy"][1] == 0.0
+    )  # no mean of such numbers
+    assert step.info["env/power"][0] > 0.0
     assert step.reward[1] == 0.0
     assert step.next_obs.critic.isfinite().all()
     assert step.obs.critic.isfinite().all()
@@ -380,7 +432,10 @@ def test_a_trot_is_lifting_the_feet_across_together() -> None:
         "half": (0.04, 0.0, 0.0, 0.04),
         "wrong feet": (0.0, 0.08, 0.08, 0.0),
         "higher": (0.2, 0.0, 0.0, 0.2),
+        "between": (0.0, 0.0, 0.0, 0.0),
     }.items():
+        if name == "between":  # two steps: all feet are to stand
+            phase = torch.tensor([[0.0, math.pi, math.pi, 0.0]])
         foot_pos = torch.tensor([[[0.0, 0.0, 0.023 + height] for height in heights]])
         contact = torch.tensor([[float(height == 0.0) for height in heights]])
         step = SimpleNamespace(
@@ -392,7 +447,7 @@ def test_a_trot_is_lifting_the_feet_across_together() -> None:
         )
         paid[name] = float(feet_trot(step))  # type: ignore[arg-type]
     wanted = {"standing": 0.5, "trotting": 1.0, "half": 0.75, "wrong feet": 0.0, "higher": 1.0}
-    assert paid == pytest.approx(wanted)
+    assert paid == pytest.approx(wanted | {"between": 1.0}, abs=1e-6)
     step.length = torch.zeros(1)
     assert float(feet_trot(step)) == 0.0  # type: ignore[arg-type]
     env.close()
@@ -473,6 +528,7 @@ def test_auto_says_nothing_on_a_cpu(recwarn: pytest.WarningsRecorder) -> None:
         ({"reward": ("energy",)}, "name=number"),
         ({"reward": ("feet_trot=1",)}, "feet_trot needs a rhythm: use --env.gait trot"),
         ({"robot": "t1", "gait": "trot"}, "t1 cannot trot on 2 feet"),
+        ({"gait": "trot", "ground": "rough"}, "use --env.ground flat"),
         ({"conditions": ConditionsConfig(noise_of=("nose=1",))}, "does not observe 'nose'"),
         ({"execution": "recorded"}, "needs the engine 'warp' on a GPU"),
     ],

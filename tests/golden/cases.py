@@ -136,7 +136,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Its maker: with the same instructions, matrix products are summed in another order on another one's."""
+    """Its vendor: CPUs of two vendors may sum a matrix product in different orders, even with the same instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

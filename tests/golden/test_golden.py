@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ from golden import cases
 FILE = Path(__file__).with_name("hashes.json")
 
 
-def stored() -> list[dict[str, dict[str, str]]]:
-    """For each combination of versions and processor: what it was, and the hashes made with it."""
-    known: list[dict[str, dict[str, str]]] = json.loads(FILE.read_text())
+def stored() -> list[dict[str, Any]]:
+    """For each combination of versions and processor: what it was, and the hashes made with it; null: outdated."""
+    known: list[dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else []
     return known
 
 
@@ -29,9 +30,9 @@ def expected(name: str) -> str:
     now = cases.versions()
     for known in stored():
         if known["versions"] == now:
-            if name not in known["hashes"]:
+            if (wanted := known["hashes"][name]) is None:
                 pytest.skip(f"{name} has changed since the hashes of {now} were made")
-            return known["hashes"][name]
+            return str(wanted)
     pytest.skip(f"the bits depend on versions and processor, and there are no hashes for {now}")
 
 
@@ -50,7 +51,7 @@ def test_same_weights_on_ray(name: str, tmp_path: Path) -> None:
 
 
 def write(names: list[str]) -> None:
-    """New hashes for this machine. Where one of them changes, those of other machines are no longer known."""
+    """New hashes for this machine. Where one of them changes or is new, other machines' are outdated."""
     torch.set_num_threads(1)
     everything = [*cases.AGENTS, *cases.TOPOLOGIES, *cases.SEEDS, *cases.ON_RAY]
     sets, versions = stored(), cases.versions()
@@ -61,13 +62,13 @@ def write(names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             fresh = cases.run(name, Path(folder) / "run")
         print(name, fresh[:12], flush=True)
-        if mine.get(name, fresh) != fresh:
+        if mine.get(name) != fresh:
+            changed = mine.get(name) is not None
             for known in sets:
-                known["hashes"].pop(name, None)
+                known["hashes"][name] = None if changed else known["hashes"].get(name)
         mine[name] = fresh
     for known in sets:
-        hashes = known["hashes"]
-        known["hashes"] = {name: hashes[name] for name in everything if name in hashes}
+        known["hashes"] = {name: known["hashes"].get(name) for name in everything}
     FILE.write_text(json.dumps(sets, indent=2) + "\n")
 
 

@@ -29,6 +29,7 @@ def run(args: list[str], imports: list[str]) -> int:
     options = parse(Options, rest, "fleetfoot evaluate RUN")
     assert folder is not None  # `--help` has left already
     from fleetfoot import api
+    from fleetfoot.log.console import readable
     from fleetfoot.run.folder import run_of
 
     done = api.evaluate_run(
@@ -47,9 +48,7 @@ def run(args: list[str], imports: list[str]) -> int:
         f"return {done.mean_return:,.1f} ± {spread:,.1f} over {len(returns)} episodes "
         f"(from {min(returns):,.1f} to {max(returns):,.1f}; {of})"
     )
-    more = {name.removeprefix("eval/"): value for name, value in done.metrics().items()}
-    rest_of = [
-        f"{name} {value:,.3g}" for name, value in more.items() if not name.startswith("return")
-    ]
-    print(", ".join(rest_of))
+    for name, value in done.metrics().items():
+        if name not in ("eval/return", "eval/return_std"):
+            print(f"  {name.removeprefix('eval/'):24} {readable(value)}")
     return 0

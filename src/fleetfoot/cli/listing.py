@@ -88,7 +88,6 @@ def environment_rows() -> list[dict[str, Any]]:
         row("RobotConfig", "--env.robot", robot.names, "each follows a joystick"),
         row("MuJoCoConfig", "--env.task", mujoco.names),
         row("TensorConfig", "--env.task", tensor.names),
-        # Before Atari's: ale-py enters some hundred ids of its own into Gymnasium's table.
         row("GymConfig", "--env.id", gym.names),
         row("AtariConfig", "--env.game", atari.names),
         row(

@@ -105,6 +105,7 @@ class GymEnv(HostEnv):
         with self._faults():
             obs, info = self.envs.reset(seed=None if self.planted else self.seeds)
         self._check(info)
+        self.info.forget()
         self.planted = True
         return self._obs(self.layout.convert(obs))
 

@@ -21,8 +21,8 @@ FAULT = "fleetfoot_fault"  # in the info of a copy that misbehaved: what it did
 
 
 def names() -> list[str]:
-    """What can be made by name, but for Atari's: whether Gymnasium knows those depends on what was imported before, and
-    `AtariConfig` lists them."""
+    """Ids registered with Gymnasium, except Atari's, which `AtariConfig` lists: whether they are registered depends on
+    what was imported before."""
     made = ((name, str(spec.entry_point or "")) for name, spec in gymnasium.registry.items())
     return sorted(name for name, where in made if where and not where.startswith("ale_py"))
 

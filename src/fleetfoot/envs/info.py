@@ -47,6 +47,10 @@ class InfoRows:
         self.success: NDArray[np.float32] | None = None
         self.num_envs = num_envs
 
+    def forget(self) -> None:
+        """Before episodes that have nothing to do with those so far. What it takes to know a success stays."""
+        self.last, self.partial = {}, set()
+
     def begin_step(self) -> None:
         if self.success is not None:
             self.success = np.zeros(self.num_envs, np.float32)
@@ -58,7 +62,7 @@ class InfoRows:
                 self.success = np.zeros(self.num_envs, np.float32)
             self.success[told] = np.maximum(self.success[told], values[told] > 0)
             return
-        if name not in self.last and len(self.last) == MOST_NAMES:
+        if name not in self.last and (len(self.last) == MOST_NAMES or not told.any()):
             return
         if told.all():
             self.last[name] = values.astype(np.float32)

@@ -114,7 +114,7 @@ class Compiled:
 
 
 def _is_compiler_error(error: BaseException) -> bool:
-    """Not one of the function itself: that is wrapped while it is traced, and would come again."""
+    """Did the compiler fail? An error of the function itself is wrapped while it is traced, and recurs uncompiled."""
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return True
     frames = (frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__))

@@ -92,3 +92,13 @@ class Console:
         if self._best is not None:
             parts.append(f"best {self._best:,.1f}")
         return " | ".join(parts)
+
+
+def readable(value: float) -> str:
+    """A finite number as a person writes it: few digits, thousands apart."""
+    size = abs(value)
+    if value == int(value) and size < 1e15:
+        return f"{int(value):,}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if size < 1 else f"{value:,.2f}" if size < 100 else f"{value:,.1f}"

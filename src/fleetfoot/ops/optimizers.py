@@ -71,7 +71,7 @@ class RootScaled(torch.optim.Optimizer):
 
 
 def adam_(adam: torch.optim.Optimizer, gradients: list[Tensor]) -> None:
-    """A step of torch's Adam or AdamW, in operations that a compiler can merge."""
+    """A step of torch's AdamW, or of its Adam without weight decay, in operations that a compiler can merge."""
     group = adam.param_groups[0]
     weights, lr, (beta1, beta2) = group["params"], group["lr"], group["betas"]
     mean, square, steps = (

@@ -11,6 +11,7 @@ import numpy as np
 from fleetfoot.compare import Comparison, Estimate
 from fleetfoot.compare.groups import IGNORED_FIELDS
 from fleetfoot.config import flat_fields
+from fleetfoot.log.console import readable
 from fleetfoot.log.meter import EVAL_RETURN
 from fleetfoot.report.facts import Facts
 from fleetfoot.report.repeat import command
@@ -26,15 +27,7 @@ SMOOTHNESS = {
 
 
 def number(value: float | None) -> str:
-    """As a person writes it: few digits, thousands apart."""
-    if value is None or not np.isfinite(value):
-        return NONE
-    size = abs(value)
-    if value == int(value) and size < 1e15:
-        return f"{int(value):,}"
-    if size >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if size < 1 else f"{value:,.2f}" if size < 100 else f"{value:,.1f}"
+    return NONE if value is None or not np.isfinite(value) else readable(value)
 
 
 def duration(seconds: float) -> str:

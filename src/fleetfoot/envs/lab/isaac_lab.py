@@ -188,7 +188,9 @@ class LabEnv(NoState):
         if manager is None:
             return {}
         paid = manager._step_reward[: self.rows].clone().unbind(1)
-        return {f"reward/{term}": row for term, row in zip(manager.active_terms, paid, strict=True)}
+        return {
+            f"env/reward_{term}": row for term, row in zip(manager.active_terms, paid, strict=True)
+        }
 
     def _restart(self, next_obs: Obs, ended: Tensor) -> Obs:
         """What to act on now. Here the simulator has restarted what ended, and shows nothing else."""

@@ -99,6 +99,10 @@ class RobotConfig:
                 raise UserError(
                     f"{self.robot} cannot trot on {len(robot.feet)} feet; use --env.gait stock."
                 )
+            if self.ground != "flat":
+                raise UserError(
+                    "a trot is judged by heights above flat ground: use --env.ground flat."
+                )
             spec = terms.trotting(spec)
         if not self.clip_reward:
             spec = dataclasses.replace(spec, lowest_reward=None)

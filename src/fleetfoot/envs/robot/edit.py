@@ -133,6 +133,11 @@ def add_sensors(spec: mujoco.MjSpec, robot: Robot) -> None:
             {},
         )
         wanted.append(force)
+    taken = {sensor.name.split(".")[0] for sensor in spec.sensors}
+    if both := taken & {name.split(".")[0] for name, *_ in wanted}:
+        raise UserError(
+            f"the model of {robot.name} has a sensor {min(both)!r}, a name of one that is added to it; rename yours."
+        )
     for name, sensor, obj, objname, more in wanted:
         spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
 

@@ -156,9 +156,8 @@ class RobotEnv:
         truncated = (clock >= task.episode_length) & ~terminated
         ended = terminated | truncated
         terms = torch.stack([*task.reward(now, terminated).values()])  # [K, N]
-        power = (now.joint_vel * now.sensor["torque"]).abs().sum(1)  # W, mechanical
-        told = torch.stack([*task.info(now).values(), power, exploded.float()])
-        told = torch.cat([terms, told])
+        told = torch.cat([terms, torch.stack([*task.info(now).values(), task.power(now)])])
+        told = torch.cat([told.masked_fill(exploded, 0.0), exploded.float()[None]])
         reward = task.total(terms)
         state = now.state | task.advance(now, draw)
         state |= self._conditions.advance(state, self._action, clock, draw)
@@ -302,10 +301,7 @@ class RobotEnv:
         self._clock.zero_()
         self._episode += 1
         self._count, self._begun = 0, True
-        pieces = (actor, critic, actor, critic)
-        self._flat[: sum(piece.numel() for piece in pieces)] = torch.cat(
-            [piece.flatten() for piece in pieces]
-        )
+        self._flat[: self._layout.obs_size] = torch.cat([actor.flatten(), critic.flatten()])
         return self._handed_out()[0]
 
     @torch.no_grad()
@@ -340,7 +336,7 @@ class RobotEnv:
             "clock": self._clock,
             "state": self._packed,
             "frames": self._buffer,
-            "outputs": self._flat,
+            "obs": self._flat[: self._layout.obs_size],
         }
 
     def state_dict(self) -> dict[str, Any]:

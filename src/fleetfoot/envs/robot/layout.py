@@ -15,6 +15,8 @@ from fleetfoot.envs.robot.frames import Frames
 from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
+OURS = ("power", "exploded")  # what every robot tells the log, after what its task tells
+
 
 class StateLayout:
     """The columns of each part of the state."""
@@ -58,7 +60,12 @@ class Layout:
         paid = task.reward(now, torch.zeros(rows, dtype=torch.bool, device=device))
         if any(value.shape != (rows,) for value in paid.values()):
             raise UserError(f"reward() of {task.name} must return terms of shape [robots].")
-        self.told = [*(f"reward_{name}" for name in paid), *task.info(now), "power", "exploded"]
+        info = task.info(now)
+        if taken := info.keys() & OURS:
+            raise UserError(
+                f"info() of {task.name} names {min(taken)!r}, which is the environment's own."
+            )
+        self.told = [*(f"reward_{name}" for name in paid), *info, *OURS]
         critic = self.actor_size + self.extra_size
         self.outputs = {
             "actor": (rows, self.actor_size),
@@ -72,6 +79,12 @@ class Layout:
     def _columns(self) -> list[str]:
         """The term of each observed number."""
         return [name for name, size in self.terms.items() for _ in range(size)]
+
+    @property
+    def obs_size(self) -> int:
+        """Numbers of the observations to act on now, which come first."""
+        rows, size = self.outputs["actor"]
+        return rows * (size + self.outputs["critic"][1])
 
     def flat_size(self) -> int:
         """Numbers of all outputs together."""
@@ -134,8 +147,9 @@ def check_columns(task: Task, method: str, found: Mapping[str, Tensor], rows: in
 def check_saved(state: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
     """UserError where a tensor of a saved state has another shape than mine."""
     for name, value in mine.items():
-        if state[name].shape != value.shape:
+        shape = tuple(state[name].shape) if name in state else None
+        if shape != value.shape:
             raise UserError(
-                f"this saved state has other conditions or another task: {name} has shape "
-                f"{tuple(state[name].shape)}, not {tuple(value.shape)}"
+                "this saved state has other conditions or another task, or is of another version of fleetfoot: "
+                f"{name} has shape {shape}, not {tuple(value.shape)}"
             )

@@ -121,6 +121,7 @@ class Built:
         # What an action of 0 means: the standing pose for a position servo, nothing for any other actuator.
         self.servo = servos(model)
         self.offset = np.where(self.servo, self.pose, 0.0)
+        self.gear = model.actuator_gear[:, 0].copy()  # what a joint feels of its actuator's force
         self.free = bool(model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE)
         self.sensors = _sensor_slices(model)
 

@@ -97,8 +97,8 @@ def feet_height(step: Step) -> Tensor:
 def feet_trot(step: Step) -> Tensor:
     """How well the feet keep to the rhythm of a gait, 0 to 1, while the robot is to move. Not in Playground: weight 0.
 
-    A foot whose phase has a sine s > 0 is to be s `height` high; any other is to be on the ground. Feet count by |s|,
-    so that it does not matter when exactly one is lifted or set down.
+    A foot whose phase has a sine s > 0 is to be s `height` high; any other is to be on the ground. Feet are weighted by
+    |s|, so that it does not matter when exactly one is lifted or set down.
     """
     gait = step.task.spec.gait
     if gait is None:
@@ -107,8 +107,8 @@ def feet_trot(step: Step) -> Tensor:
     height = step.foot_pos[..., 2] - FOOT_RADIUS
     lifted = (height / (gait.height * wanted.clamp(min=0.05))).clamp(0.0, 1.0)
     share = torch.where(wanted > 0, lifted, step.contact.float())
-    weight = wanted.abs()
-    return (share * weight).sum(1) / weight.sum(1).clamp(min=0.1) * (step.length > 0.01)
+    weight = wanted.abs() + 0.01  # all of them may be zero at once
+    return (share * weight).sum(1) / weight.sum(1) * (step.length > 0.01)
 
 
 def feet_phase(step: Step) -> Tensor:
@@ -177,7 +177,7 @@ def torques(step: Step) -> Tensor:
 
 
 def energy(step: Step) -> Tensor:
-    return (step.now.joint_vel * step.sensor["torque"]).abs().sum(1)
+    return step.task.power(step.now)
 
 
 def action_rate(step: Step) -> Tensor:
@@ -343,7 +343,7 @@ GO1 = JoystickSpec(
     soft_limits="limit",
 )
 
-# Feet in the order of Go1's: front right, front left, rear right, rear left. Those across are lifted together.
+# Feet in the order of Go1's: front right, front left, rear right, rear left. Diagonal pairs are lifted together.
 TROT = Gait(frequency=(2.5, 2.5), height=0.08, stands=False, phases=(0.0, math.pi, math.pi, 0.0))
 
 SPECS = {"t1": T1, "g1": G1, "go1": GO1}

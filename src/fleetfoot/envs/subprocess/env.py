@@ -170,6 +170,7 @@ class ProcessEnv(HostEnv):
     def reset(self) -> Obs:
         self._tell(RESET)
         self._wait()
+        self.info.forget()
         return self._obs(self.shared.obs)
 
     def step(self, action: Tensor) -> Step:
