@@ -19,6 +19,7 @@ from benchmarks.speed.robot import bench_robot
 from fleetfoot import config
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.render import velocity_arrows
 from fleetfoot.envs.robot import ConditionsConfig, RandomiseConfig, RobotConfig, RobotEnv
 from fleetfoot.envs.robot.conditions import Conditions
 from fleetfoot.envs.robot.cpu import CpuEngine
@@ -473,6 +474,22 @@ def test_a_trotting_robot_sees_its_clock() -> None:
     assert judged == RobotConfig(
         gait="trot", variant="stock"
     )  # the clock stays, the reward is Playground's
+    env.close()
+
+
+def test_films_show_the_velocity_that_is_wanted_and_the_one_there_is() -> None:
+    """Ahead is to the left of the world's x axis here."""
+    half = math.sqrt(0.5)
+    qpos = np.array([2.0, 1.0, 0.3, half, 0.0, 0.0, half])
+    wanted, actual = velocity_arrows(qpos, np.array([0.4, 0.2, 9.0]), np.array([1.0, -0.5]), 1.0)
+    np.testing.assert_allclose(wanted.begin, [2.0, 1.0, 1.3])
+    np.testing.assert_allclose(wanted.end - wanted.begin, [0.25, 0.5, 0.0], atol=1e-12)
+    np.testing.assert_allclose(actual.end - actual.begin, [0.2, 0.1, 0.0], atol=1e-12)
+    env = build(1, render_width=160, render_height=120)
+    env.reset()
+    env._state["command"][0] = torch.tensor([1.5, 0.0, 0.0])
+    with_arrow = env.render(0).astype(int)
+    assert ((with_arrow[..., 1] - with_arrow[..., 0]) > 60).sum() > 20  # green
     env.close()
 
 

@@ -15,8 +15,9 @@ import platform
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -101,6 +102,36 @@ def add_backdrop(spec: mujoco.MjSpec) -> None:
         spec.visual.headlight.diffuse = [0.6, 0.6, 0.6]
 
 
+class Arrow(NamedTuple):
+    """Drawn into a picture, from one point of the world to another."""
+
+    begin: NDArray[np.float64]
+    end: NDArray[np.float64]
+    rgba: tuple[float, float, float, float]
+
+
+WANTED, ACTUAL = (0.2, 0.9, 0.3, 1.0), (0.3, 0.5, 1.0, 1.0)  # green and blue
+SECONDS = 0.5  # a robot goes as far as its arrow in this time
+
+
+def velocity_arrows(
+    qpos: NDArray[np.float64],
+    qvel: NDArray[np.float64],
+    wanted: NDArray[np.float64],
+    above: float,
+) -> list[Arrow]:
+    """The velocity that is wanted of a free body (m/s forward and to its left) and the one it has, above it."""
+    w, x, y, z = qpos[3:7]
+    heading = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+    cos, sin = np.cos(heading), np.sin(heading)
+    turned = np.array([cos * wanted[0] - sin * wanted[1], sin * wanted[0] + cos * wanted[1]])
+    arrows = []
+    for level, velocity, rgba in ((above, turned, WANTED), (0.9 * above, qvel[:2], ACTUAL)):
+        begin = qpos[:3] + np.array([0.0, 0.0, level])
+        arrows.append(Arrow(begin, begin + SECONDS * np.append(velocity, 0.0), rgba))
+    return arrows
+
+
 class Renderer:
     """Draws one model. Make it once: the first picture takes about a second, later ones tens of milliseconds."""
 
@@ -119,6 +150,7 @@ class Renderer:
         qvel: NDArray[Any],
         mocap_pos: NDArray[Any] | None = None,
         mocap_quat: NDArray[Any] | None = None,
+        arrows: Sequence[Arrow] = (),
     ) -> NDArray[np.uint8]:
         """[height, width, 3]."""
         self._data.qpos[:], self._data.qvel[:] = qpos, qvel
@@ -126,8 +158,20 @@ class Renderer:
             self._data.mocap_pos[:], self._data.mocap_quat[:] = mocap_pos, mocap_quat
         mujoco.mj_forward(self._model, self._data)
         self._renderer.update_scene(self._data, self._camera)
+        for arrow in arrows:
+            self._draw(arrow)
         frame: NDArray[np.uint8] = self._renderer.render()
         return frame
+
+    def _draw(self, arrow: Arrow) -> None:
+        scene, kind = self._renderer.scene, mujoco.mjtGeom.mjGEOM_ARROW
+        if scene.ngeom == scene.maxgeom:
+            return
+        geom = scene.geoms[scene.ngeom]
+        nothing, rgba = np.zeros(3), np.array(arrow.rgba, np.float32)
+        mujoco.mjv_initGeom(geom, kind, nothing, nothing, np.zeros(9), rgba)
+        mujoco.mjv_connector(geom, kind, 0.02, arrow.begin, arrow.end)
+        scene.ngeom += 1
 
     def close(self) -> None:
         self._renderer.close()

@@ -19,7 +19,7 @@ Above 300 lines: the three parts of a step and the contract work on the same ten
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fleetfoot.data import Obs, Step
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
-from fleetfoot.envs.render import Renderer
+from fleetfoot.envs.render import Arrow, Renderer, velocity_arrows
 from fleetfoot.envs.robot.conditions import Conditions, ConditionsConfig
 from fleetfoot.envs.robot.describe import describe_task
 from fleetfoot.envs.robot.engine import Engine, make_starts
@@ -43,6 +43,9 @@ from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
 FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
+ARROWS_ABOVE = (
+    0.25  # of the camera's distance: how far above the base of a robot films show its velocity
+)
 LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
 
 
@@ -386,7 +389,12 @@ class RobotEnv:
             model = self.robot.pictured()
             self._renderer = Renderer(model, *self._look_size, self.robot.view)
         qpos, qvel = (t[index].double().cpu().numpy() for t in (self.engine.qpos, self.engine.qvel))
-        return self._renderer.picture(qpos, qvel)
+        arrows: Sequence[Arrow] = ()
+        wanted = self.task.wanted_velocity(self._state)
+        if wanted is not None and self.built.free:
+            above = ARROWS_ABOVE * self.robot.view.distance
+            arrows = velocity_arrows(qpos, qvel, wanted[index].double().cpu().numpy(), above)
+        return self._renderer.picture(qpos, qvel, arrows=arrows)
 
     def close(self) -> None:
         self.engine.close()

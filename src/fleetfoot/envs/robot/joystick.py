@@ -330,6 +330,9 @@ class Joystick(Task):
         largest = {"forward": cmd.x, "sideways": cmd.y, "turning": cmd.yaw}
         return {name: (-most, most) for name, most in largest.items()}
 
+    def wanted_velocity(self, state: State) -> Tensor:
+        return state["command"][:, :2]
+
     def explain(self) -> dict[str, dict[str, Any]]:
         """Late by one step: what moves on after the observation was made."""
         told: dict[str, dict[str, Any]] = {

@@ -110,6 +110,11 @@ class Task:
         """What a person may ask of the robot while a policy drives it: ranges, by name, in the order of `command`."""
         return {}
 
+    def wanted_velocity(self, state: State) -> Tensor | None:
+        """[N, 2] What is asked of the robot, m/s forward and to its left. Films show it beside what the robot does.
+        None: nothing is asked."""
+        return None
+
     def explain(self) -> dict[str, dict[str, Any]]:
         """What a controller of the real robot must know of each observation, by name:
 
