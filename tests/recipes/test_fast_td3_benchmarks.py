@@ -13,9 +13,11 @@ import torch
 
 from fleetfoot import recipes
 from fleetfoot.agents.fast_td3 import FastTD3Config
+from fleetfoot.agents.flash_sac import FlashSACConfig
 from fleetfoot.api import train
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.train import Options
+from fleetfoot.envs.envpool import EnvPoolConfig
 from fleetfoot.envs.envpool.tasks import SETS
 from fleetfoot.envs.humanoid_bench import TASKS, HumanoidBenchConfig
 from fleetfoot.errors import UserError
@@ -91,8 +93,22 @@ def test_humanoid_bench_settings(robot: str) -> None:
         **{"reach": 2_000.0, "basketball": 2_000.0, "package": 10_000.0},
         **{"maze": 1_000.0, "truck": 1_000.0, "push": 1_000.0},
     }
-    with pytest.raises(UserError, match=f"Did you mean fast_td3/{robot}-walk"):
-        recipes.get(f"fast_td3/{robot}-wlk")
+    for family in ("fast_td3", "flash_sac"):
+        with pytest.raises(UserError, match=f"Did you mean {family}/{robot}-walk"):
+            recipes.get(f"{family}/{robot}-wlk")
+
+
+@pytest.mark.parametrize("name", ["h1-walk", "h1hand-push", "walker-run", "dog-run"])
+def test_flash_sac_with_one_environment(name: str) -> None:
+    recipe = recipes.get(f"flash_sac/{name}")
+    assert recipe.name == f"flash_sac/{name}"
+    wanted = {"h1": HumanoidBenchConfig(task=name), "h1hand": HumanoidBenchConfig(task=name)}
+    wanted |= {"walker": EnvPoolConfig(task="WalkerRun-v1"), "dog": EnvPoolConfig(task="DogRun-v1")}
+    assert recipe.env == wanted[name.split("-")[0]]
+    assert (recipe.num_envs, recipe.batch_size, recipe.gamma) == (1, 512, 0.99)
+    assert recipe.pace == PaceConfig(updates_per_vec_step=1.0, warmup_vec_steps=10_000)
+    assert (recipe.off_policy_replay().n_step, recipe.precision) == (1, "float32")
+    assert recipe.agent == FlashSACConfig()
 
 
 @pytest.mark.parametrize(("name", "num_envs", "gamma"), [("mt10", 160, 0.97), ("mt50", 400, 0.99)])

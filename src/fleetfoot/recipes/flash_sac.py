@@ -10,6 +10,8 @@ from typing import Any
 
 from fleetfoot.agents.flash_sac import FlashSACConfig
 from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.envs.envpool import EnvPoolConfig
+from fleetfoot.envs.envpool.tasks import dm_control_id
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.playground import PlaygroundConfig
@@ -150,6 +152,31 @@ def own() -> Recipe:
     )
 
 
+def one_environment(name: str, env: Any) -> Recipe:
+    """As published for simulators in which each step is expensive: one environment, one update of 512 rows per step,
+    and a million of them. Evaluations are five episodes, as in the other recipes of this kind."""
+    start = 10_000
+    return Recipe(
+        name=f"flash_sac/{name}",
+        env=env,
+        agent=FlashSACConfig(),
+        explorer=HeldNoiseConfig(random_vec_steps=start),
+        replay=ReplayConfig(capacity=1_000_000),
+        pace=PaceConfig(updates_per_vec_step=1.0, warmup_vec_steps=start),
+        topology=SynchronousConfig(),
+        evaluation=EvaluationConfig(every_vec_steps=25_000, episodes=5),
+        log=LogConfig(every_vec_steps=1_000),
+        checkpoint=CheckpointConfig(every_vec_steps=50_000),
+        num_envs=1,
+        batch_size=512,
+        total_vec_steps=1_000_000,
+    )
+
+
+def dm_control(task: str) -> Recipe:
+    return one_environment(task, EnvPoolConfig(task=dm_control_id(task)))
+
+
 TASKS = {
     "t1-joystick-flat": ("T1JoystickFlatTerrain", "Booster T1 follows a joystick"),
     "t1-joystick-rough": ("T1JoystickRoughTerrain", "Booster T1, the same on rough ground"),
@@ -184,6 +211,8 @@ for _name, (_task, _what) in TASKS.items():
             partial(large, _plain),
         ),
     }
+for _task in ("walker-run", "quadruped-run", "humanoid-run", "dog-run"):
+    RECIPES[f"flash_sac/{_task}"] = (f"dm_control {_task}", partial(dm_control, _task))
 for _robot in ("G1", "Go1"):
     _name, _plain = f"mjlab-{_robot.lower()}-velocity-flat", partial(mjlab_velocity, _robot)
     RECIPES |= {

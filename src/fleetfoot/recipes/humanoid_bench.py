@@ -1,6 +1,7 @@
-"""FastTD3's recipes for HumanoidBench: fast_td3/h1hand-TASK and fast_td3/h1-TASK, for each of its tasks.
+"""Recipes for each task of HumanoidBench: fast_td3/h1hand-TASK, fast_td3/h1-TASK, and the same with flash_sac.
 
-Settings are those of the authors' code: 128 environments in processes, 2 updates of 32,768 rows after each vec step.
+FlashSAC has one environment, as for every simulator in which a step is expensive. FastTD3's settings are those of its
+authors' code: 128 environments in processes, 2 updates of 32,768 rows after each vec step.
 Where they state a value range or a length for one task of the H1 with hands, both robots have it here: what a task pays
 does not depend on the hands. Their lengths for balancing are entered under names that no task has; here they count.
 """
@@ -18,11 +19,13 @@ from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import NoiseLadderConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.recipes import flash_sac
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 ROBOTS = {"h1hand": "Unitree H1 with hands", "h1": "Unitree H1"}
-PREFIXES = tuple(f"fast_td3/{robot}-" for robot in ROBOTS)
+FAMILIES = ("fast_td3", "flash_sac")
+PREFIXES = tuple(f"{family}/{robot}-" for family in FAMILIES for robot in ROBOTS)
 VALUE = {
     "reach": 2_000.0,
     "basketball": 2_000.0,
@@ -43,12 +46,15 @@ VEC_STEPS = {
 
 def find(name: str) -> Recipe:
     """The recipe of a name that starts with one of the prefixes."""
-    robot, task = name.removeprefix("fast_td3/").split("-", 1)
+    family, rest = name.split("/", 1)
+    robot, task = rest.split("-", 1)
     if task not in TASKS:
-        known = [f"fast_td3/{robot}-{task}" for task in TASKS]
+        known = [f"{family}/{robot}-{task}" for task in TASKS]
         raise UserError(
             f"there is no recipe named {name!r}.{nearest(name, known)} HumanoidBench's tasks are {', '.join(TASKS)}."
         )
+    if family == "flash_sac":
+        return flash_sac.one_environment(rest, HumanoidBenchConfig(task=rest))
     value, num_envs = VALUE.get(task, 250.0), 128
     return Recipe(
         name=name,
@@ -69,9 +75,10 @@ def find(name: str) -> Recipe:
 
 
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
-    f"fast_td3/{robot}-walk": (
-        f"{title} walks (HumanoidBench, CPU cores and a GPU); fast_td3/{robot}-TASK: {len(TASKS)} tasks",
-        partial(find, f"fast_td3/{robot}-walk"),
+    f"{family}/{robot}-walk": (
+        f"{title} walks (HumanoidBench, CPU cores and a GPU); {family}/{robot}-TASK: {len(TASKS)} tasks",
+        partial(find, f"{family}/{robot}-walk"),
     )
+    for family in FAMILIES
     for robot, title in ROBOTS.items()
 }
