@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -44,15 +45,18 @@ def exported(env: VecEnv, folder: Path, rows: int = 64) -> deploy.Policy:
     return deploy.load(write(folder, packed(recipe, spec, policy, rows).files))
 
 
-@pytest.mark.parametrize(("name", "history"), [("go1", 2), ("t1", 1)])
+@pytest.mark.parametrize(
+    ("name", "gait", "history"), [("go1", "stock", 2), ("go1", "trot", 1), ("t1", "stock", 1)]
+)
 def test_the_loop_in_plain_mujoco_equals_the_training_environment(
-    name: str, history: int, tmp_path: Path
+    name: str, gait: Any, history: int, tmp_path: Path
 ) -> None:
     """Both begin in one state. The runner drives MuJoCo, the live network drives the environment: positions stay the
     same, step for step, through contacts, history, last actions and the clock of the gait."""
     module = example()
     conditions = ConditionsConfig(noise=0.0, history=history)
-    env = RobotConfig(robot=name, variant="stock", conditions=conditions).build(1, 3, CPU)
+    config = RobotConfig(robot=name, gait=gait, variant="stock", conditions=conditions)
+    env = config.build(1, 3, CPU)
     policy = exported(env, tmp_path / name)
     about = policy.about
     assert about.control_hz == pytest.approx(50.0)

@@ -29,7 +29,7 @@ from fleetfoot.envs.robot.physics import EngineName, PhysicsConfig
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Now, State, Task
-from fleetfoot.envs.robot.terms import SPECS, feet_trot, trotting
+from fleetfoot.envs.robot.terms import GO1_TROT, SPECS, feet_trot
 from fleetfoot.errors import Notice, UserError
 from fleetfoot.evaluate import first_episodes
 
@@ -423,7 +423,7 @@ def test_evaluation_is_stock() -> None:
 
 def test_a_trot_is_lifting_the_feet_across_together() -> None:
     """The term by hand, foot by foot, for feet that stand, keep to the rhythm, and are lifted at the wrong time."""
-    task = Joystick(trotting(SPECS["go1"]), {"feet_trot": 1.0})
+    task = Joystick(GO1_TROT)
     env = RobotEnv(GO1, task, 1, 0)
     phase = torch.tensor([[0.5 * math.pi, -0.5 * math.pi, -0.5 * math.pi, 0.5 * math.pi]])
     paid = {}
@@ -455,25 +455,21 @@ def test_a_trot_is_lifting_the_feet_across_together() -> None:
 
 
 def test_a_trotting_robot_sees_its_clock() -> None:
-    env = build(2, gait="trot", reward=("feet_trot=2",))
+    env = build(2, gait="trot")
     assert env.spec.obs_shape == (48 + 8,)
     first = env.reset().actor[:, 48:]
     torch.testing.assert_close(
         first[0], torch.tensor([1.0, -1, -1, 1, 0, 0, 0, 0]), atol=1e-6, rtol=0
     )
-    for _ in range(
-        11
-    ):  # the observation is one step late, and 10 steps of 0.02 s are half a turn at 2.5 Hz
+    for _ in range(11):  # the observation is one step late, and 10 steps are half a turn
         step = env.step(torch.zeros(2, 12))
     torch.testing.assert_close(step.next_obs.actor[:, 48:52], -first[:, :4], atol=1e-4, rtol=0)
     assert "env/reward_feet_trot" in step.info
     (gait,) = (term["gait"] for term in env.describe()["observation"] if term["name"] == "gait")
     assert gait["frequency"] == 2.5
     assert gait["start"] == pytest.approx([0.0, math.pi, math.pi, 0.0])
-    judged = RobotConfig(gait="trot", reward=("feet_trot=2",)).for_evaluation()
-    assert judged == RobotConfig(
-        gait="trot", variant="stock"
-    )  # the clock stays, the reward is Playground's
+    judged = RobotConfig(gait="trot", reward=("feet_trot=3",)).for_evaluation()
+    assert judged == RobotConfig(gait="trot", variant="stock")  # clock and reward are the task's
     env.close()
 
 
@@ -543,8 +539,8 @@ def test_auto_says_nothing_on_a_cpu(recwarn: pytest.WarningsRecorder) -> None:
         ({"robot": "go2"}, "no robot 'go2'. Did you mean go1"),
         ({"reward": ("lin_vel=1",)}, "no reward term 'lin_vel'"),
         ({"reward": ("energy",)}, "name=number"),
-        ({"reward": ("feet_trot=1",)}, "feet_trot needs a rhythm: use --env.gait trot"),
-        ({"robot": "t1", "gait": "trot"}, "t1 cannot trot on 2 feet"),
+        ({"reward": ("feet_trot=1",)}, "no reward term 'feet_trot'"),
+        ({"robot": "t1", "gait": "trot"}, "t1 has no trot"),
         ({"gait": "trot", "ground": "rough"}, "use --env.ground flat"),
         ({"conditions": ConditionsConfig(noise_of=("nose=1",))}, "does not observe 'nose'"),
         ({"execution": "recorded"}, "needs the engine 'warp' on a GPU"),

@@ -20,7 +20,7 @@ from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.mirror import Kind, _block, _feet, _joints
 from fleetfoot.envs.robot.robots import GO1, ROBOTS
 from fleetfoot.envs.robot.task import Task
-from fleetfoot.envs.robot.terms import SPECS, trotting
+from fleetfoot.envs.robot.terms import GO1_TROT, SPECS
 from fleetfoot.errors import UserError
 from fleetfoot.replay.mirror import problem_of
 from support.symmetric import symmetric
@@ -41,7 +41,7 @@ def build(robot: Robot, conditions: ConditionsConfig = QUIET, num_envs: int = 2)
 def task_of(name: str) -> Joystick:
     """Go1 trots: it has what the stock task has, a clock, and the reward for keeping to it."""
     if name == "go1":
-        return Joystick(trotting(SPECS[name]), {"feet_trot": 1.0})
+        return Joystick(GO1_TROT)
     return Joystick(SPECS[name])
 
 

@@ -23,11 +23,14 @@ class RewardMeter:
 
     def __init__(self, robot: SimulatedRobot, about: deploy.About) -> None:
         self.robot = robot
-        self.task = Joystick(terms.SPECS[robot.robot.name])
+        gait = [float(term.gait["frequency"]) for term in about.terms if term.gait]
+        spec = terms.SPECS[robot.robot.name]
+        if gait and spec.gait is None:
+            spec = terms.GO1_TROT
+        self.task = Joystick(spec)
         assert about.control_hz is not None
         self.dt = 1.0 / about.control_hz
         self.task.bind(robot.built, self.dt, CPU)
-        gait = [float(term.gait["frequency"]) for term in about.terms if term.gait]
         self.phase_step = 2 * math.pi * self.dt * gait[0] if gait else 0.0
         self.names = tuple(self.task.weights)
         self.begin()
