@@ -76,7 +76,7 @@ def test_the_loop_in_plain_mujoco_equals_the_training_environment(
     controller.check_joints(robot.joints())
     gait = next((term for term in about.terms if term.gait), None)
     if gait is not None:  # the environment draws the frequency; the runner takes the middle
-        turn = 2 * np.pi * env.dt * float(gait.gait["frequency"])  # type: ignore[index]
+        turn = 2 * np.pi * env.dt * float(gait.gait["frequency"])
         env._state["phase_step"].fill_(turn)
     worst, steps = 0.0, 0
     while steps < STEPS:

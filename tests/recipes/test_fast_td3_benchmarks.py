@@ -102,9 +102,11 @@ def test_humanoid_bench_settings(robot: str) -> None:
 def test_flash_sac_with_one_environment(name: str) -> None:
     recipe = recipes.get(f"flash_sac/{name}")
     assert recipe.name == f"flash_sac/{name}"
-    wanted = {"h1": HumanoidBenchConfig(task=name), "h1hand": HumanoidBenchConfig(task=name)}
-    wanted |= {"walker": EnvPoolConfig(task="WalkerRun-v1"), "dog": EnvPoolConfig(task="DogRun-v1")}
-    assert recipe.env == wanted[name.split("-")[0]]
+    dm_control = {"walker-run": "WalkerRun-v1", "dog-run": "DogRun-v1"}
+    if name in dm_control:
+        assert recipe.env == EnvPoolConfig(task=dm_control[name])
+    else:
+        assert recipe.env == HumanoidBenchConfig(task=name)
     assert (recipe.num_envs, recipe.batch_size, recipe.gamma) == (1, 512, 0.99)
     assert recipe.pace == PaceConfig(updates_per_vec_step=1.0, warmup_vec_steps=10_000)
     assert (recipe.off_policy_replay().n_step, recipe.precision) == (1, "float32")

@@ -29,7 +29,7 @@ def go1() -> Recipe:
     Matrices this small gain little from a second thread, and wait for it where something else runs on its core; so one
     core learns, and another one simulates meanwhile.
     """
-    total_vec_steps, num_envs = 2_000, 128
+    total_vec_steps, num_envs = 1_800, 128
     optim = AdamWConfig(lr=3e-3, lr_end=3e-4, weight_decay=0.001)
     return Recipe(
         name="fast_sac/go1",

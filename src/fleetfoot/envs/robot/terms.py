@@ -351,23 +351,23 @@ GO1 = JoystickSpec(
 # A task of our own, in which Go1 learns to walk within few env steps: it sees the clock of a trot, and what it is paid
 # for leads there from the first step on. In Playground's task a robot that stands is paid well and one that begins to
 # walk is not: tracking pays only near the commanded velocity, and every movement costs. Here `progress` and
-# `turn_error` count far from it too, `feet_trot` pays for lifting the feet, movement costs less, and a fall costs more.
+# `turn_error` count far from it too, `feet_trot` pays for lifting the feet, and movement costs little.
 # Feet: front right, front left, rear right, rear left. Diagonal pairs are lifted together.
 GO1_TROT = replace(
     GO1,
-    terms=GO1.terms
-    | {
+    terms={
+        **GO1.terms,
         "tracking_lin_vel": (1.5, tracking_lin_vel),
         "tracking_ang_vel": (1.0, tracking_ang_vel),
         "progress": (5.0, progress),
-        "turn_error": (-1.0, turn_error),
-        "feet_trot": (1.0, feet_trot),
+        "turn_error": (-0.5, turn_error),
+        "feet_trot": (1.5, feet_trot),
         "orientation": (-2.0, orientation),
-        "termination": (-100.0, termination),
+        "termination": (-5.0, termination),
         "torques": (-0.0001, torques),
-        "action_rate": (-0.02, action_rate),
-        "feet_slip": (-0.05, feet_slip),
-        "feet_clearance": (-0.5, feet_clearance),
+        "energy": (-0.0005, energy),
+        "feet_slip": (-0.02, feet_slip),
+        "feet_clearance": (0.0, feet_clearance),
         "feet_height": (0.0, feet_height),
         "feet_air_time": (0.0, air_time_short),
     },
