@@ -22,7 +22,7 @@ from fleetfoot.log.sinks import read_lines
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import has_checkpoint, is_run, read_recipe
 
-ERRORS = ("error_velocity", "error_yaw")  # of robots that follow commands, besides their return
+BESIDES = ("length", "error_velocity", "error_yaw")  # what else an evaluation tells, where it does
 AXES = {"train_seconds": "seconds of training", "env_steps": "environment steps"}
 
 
@@ -48,13 +48,13 @@ def points(folder: Path) -> dict[str, list[float]]:
     num_envs = read_recipe(folder).num_envs
     evaluations = curve(folder)
     lines = [line for line in read_lines(folder / "metrics.jsonl") if EVAL_RETURN in line]
-    errors = [name for name in ERRORS if all(f"eval/{name}" in line for line in lines)]
+    besides = [name for name in BESIDES if all(f"eval/{name}" in line for line in lines)]
     return {
         "vec_steps": [point.vec_steps for point in evaluations],
         "env_steps": [point.vec_steps * num_envs for point in evaluations],
         "train_seconds": [round(point.train_seconds, 2) for point in evaluations],
         "return": [round(point.value, 2) for point in evaluations],
-        **{name: [round(line[f"eval/{name}"], 3) for line in lines] for name in errors},
+        **{name: [round(line[f"eval/{name}"], 3) for line in lines] for name in besides},
     }
 
 
