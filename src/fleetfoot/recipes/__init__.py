@@ -28,7 +28,7 @@ from fleetfoot.recipes import (
     wmpg,
 )
 
-DEFAULT = "fast_sac/go1"
+DEFAULT = "fast_td3/halfcheetah"
 
 _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,

@@ -62,7 +62,7 @@ def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Rec
 
 
 def halfcheetah() -> Recipe:
-    """HalfCheetah on CPU cores, with short episodes.
+    """The default recipe, with short episodes.
 
     A cheetah that has fallen on its back stays there until its episode ends. If all environments begin together, the
     learner may see little else, and settle for sliding on the back.
