@@ -48,7 +48,7 @@ def points(folder: Path) -> dict[str, list[float]]:
     num_envs = read_recipe(folder).num_envs
     evaluations = curve(folder)
     lines = [line for line in read_lines(folder / "metrics.jsonl") if EVAL_RETURN in line]
-    besides = [name for name in BESIDES if all(f"eval/{name}" in line for line in lines)]
+    besides = [name for name in BESIDES if lines and all(f"eval/{name}" in line for line in lines)]
     return {
         "vec_steps": [point.vec_steps for point in evaluations],
         "env_steps": [point.vec_steps * num_envs for point in evaluations],

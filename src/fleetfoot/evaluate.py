@@ -165,8 +165,8 @@ def first_episodes(
 
 
 class InfoMeter:
-    """Means of what a task tells the log as `env/NAME` (tracking errors, reward terms, power), over all steps of the
-    episodes in which it tells anything: robots on a GPU do so in every eighth.
+    """Means of what a task tells the log as `env/NAME` (tracking errors, reward terms, power), over those steps of its
+    episodes in which it tells anything: every eighth for robots on a GPU, every one elsewhere.
 
     What a Gymnasium task begins to tell later, at the end of an episode for instance, has no mean over steps.
     """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +21,45 @@ def measure(actions: Tensor, lengths: list[int], step_seconds: float = 0.02) -> 
     for t, action in enumerate(actions):
         meter.update(action, torch.tensor([t < length for length in lengths]))
     return meter.metrics()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def test_differences_within_episodes(seed: int, lengths: list[int]) -> None:
+    random = torch.Generator().manual_seed(seed)
+    actions = 2 * torch.rand(12, len(lengths), 3, generator=random) - 1
+    found = measure(actions, lengths)
+    for name, order in (("action_change", 1), ("action_jerk", 3)):
+        episodes = [actions[:length, i].double().numpy() for i, length in enumerate(lengths)]
+        wanted = [np.abs(np.diff(episode, order, axis=0)).mean(1) for episode in episodes]
+        flat = np.concatenate(wanted)
+        if len(flat) == 0:
+            assert name not in found
+        else:
+            assert found[name] == pytest.approx(flat.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("hertz", "share"), [(1.0, 0.0), (4.0, 0.0), (16.0, 1.0), (20.0, 1.0)])
+def test_power_of_a_wave_lies_at_its_frequency(hertz: float, share: float) -> None:
+    t = torch.arange(256) * 0.02
+    wave = 0.3 + torch.sin(2 * math.pi * hertz * t)
+    found = measure(wave[:, None, None].expand(-1, 2, 1), [256, 256])["action_above_10hz"]
+    assert found == pytest.approx(share, abs=1e-3)
+
+
+def test_noise_has_its_power_everywhere() -> None:
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randn(512, 8, 4, generator=random)
+    found = measure(noise, [512] * 8)["action_above_10hz"]
+    # Of the frequencies k / 64 / 0.02 s, those with k from 13 to 32, the last of which counts half.
+    assert found == pytest.approx(19.5 / 31.5, abs=0.02)
+
+
+def test_no_spectrum_where_there_is_none_to_see() -> None:
+    wave = torch.zeros(256, 1, 1)
+    assert "action_above_10hz" not in measure(wave, [256], step_seconds=0.05)
+    assert "action_above_10hz" not in measure(wave, [63])
+    assert measure(wave, [256])["action_above_10hz"] == 0.0
 
 
 @settings(max_examples=20, deadline=None)

@@ -274,7 +274,7 @@ def test_a_state_of_another_version_is_refused_in_one_line() -> None:
     env.reset()
     state = env.state_dict()
     state["outputs"] = state.pop("obs")
-    with pytest.raises(UserError, match="another version of fleetfoot: obs has shape None"):
+    with pytest.raises(UserError, match="another version of fleetfoot: obs is missing"):
         env.load_state_dict(state)
     env.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -95,7 +96,9 @@ class Console:
 
 
 def readable(value: float) -> str:
-    """A finite number as a person writes it: few digits, thousands apart."""
+    """A number as a person writes it: few digits, thousands apart."""
+    if not math.isfinite(value):
+        return str(value)
     size = abs(value)
     if value == int(value) and size < 1e15:
         return f"{int(value):,}"

@@ -26,8 +26,8 @@ def go1() -> Recipe:
     """Unitree Go1 on a few CPU cores: small networks and batches, few robots, many updates at a high learning rate.
 
     A policy without entropy (FastTD3) ends at the bounds of its actions, in a pose that does not fall; hence FastSAC.
-    Matrices this small gain little from a second thread, and wait for it where something else runs on its core; so one
-    core learns, and another one simulates meanwhile.
+    Matrices this small gain little from a second thread, and wait for it where something else runs on its core; so
+    torch has one, and the physics runs beside it.
     """
     total_vec_steps, num_envs = 1_800, 128
     optim = AdamWConfig(lr=3e-3, lr_end=3e-4, weight_decay=0.001)

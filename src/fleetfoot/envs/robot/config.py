@@ -63,7 +63,8 @@ class RobotConfig:
     episode_length: int | None = None
     # Reward weights to change in training: "action_rate=-0.01".
     reward: tuple[str, ...] = ()
-    # As in Playground, negative rewards of Go1 and T1 count as zero. Without it, an exploring agent gets more signal.
+    # As in Playground, negative rewards of Go1 and T1 count as zero (never with a trot). Without it, an exploring agent
+    # gets more signal.
     clip_reward: bool = True
     curriculum: bool = (
         False  # commands begin small and grow with success, for each robot separately
@@ -128,7 +129,7 @@ class RobotConfig:
         )
 
     def for_evaluation(self) -> RobotConfig:
-        """The task as its return is reported: stock physics and reward, nobody pushes, all robots alike."""
+        """The task as its return is reported: stock physics, the gait's own reward, nobody pushes, all robots alike."""
         return dataclasses.replace(
             self,
             variant="stock",

@@ -147,9 +147,12 @@ def check_columns(task: Task, method: str, found: Mapping[str, Tensor], rows: in
 def check_saved(state: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
     """UserError where a tensor of a saved state has another shape than mine."""
     for name, value in mine.items():
-        shape = tuple(state[name].shape) if name in state else None
-        if shape != value.shape:
+        if name not in state:
             raise UserError(
-                "this saved state has other conditions or another task, or is of another version of fleetfoot: "
-                f"{name} has shape {shape}, not {tuple(value.shape)}"
+                f"this saved state is of another version of fleetfoot: {name} is missing"
+            )
+        if state[name].shape != value.shape:
+            raise UserError(
+                f"this saved state has other conditions or another task: {name} has shape "
+                f"{tuple(state[name].shape)}, not {tuple(value.shape)}"
             )
