@@ -43,7 +43,8 @@ from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
 FASTEST = 1e3  # rad/s or m/s: a robot whose joints move faster has exploded
-ARROWS_ABOVE = 0.25  # of the camera's distance: how far above its base a film shows a robot's velocity
+# Of the camera's distance: how far above its base a film shows a robot's velocity.
+ARROWS_ABOVE = 0.25
 LOG_EVERY = 8  # on a GPU: vec steps between two that tell their reward terms; each term is a launch for the log
 
 
