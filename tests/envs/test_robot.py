@@ -19,7 +19,7 @@ from benchmarks.speed.robot import bench_robot
 from fleetfoot import config
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
-from fleetfoot.envs.render import velocity_arrows
+from fleetfoot.envs.render import backend, velocity_arrows
 from fleetfoot.envs.robot import ConditionsConfig, RandomiseConfig, RobotConfig, RobotEnv
 from fleetfoot.envs.robot.conditions import Conditions
 from fleetfoot.envs.robot.cpu import CpuEngine
@@ -481,6 +481,10 @@ def test_films_show_the_velocity_that_is_wanted_and_the_one_there_is() -> None:
     np.testing.assert_allclose(wanted.begin, [2.0, 1.0, 1.3])
     np.testing.assert_allclose(wanted.end - wanted.begin, [0.25, 0.5, 0.0], atol=1e-12)
     np.testing.assert_allclose(actual.end - actual.begin, [0.2, 0.1, 0.0], atol=1e-12)
+    try:
+        backend()
+    except UserError as error:  # a machine without OpenGL
+        pytest.skip(str(error))
     env = build(1, render_width=160, render_height=120)
     env.reset()
     env._state["command"][0] = torch.tensor([1.5, 0.0, 0.0])
