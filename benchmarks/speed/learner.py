@@ -56,8 +56,8 @@ FLASH_LARGE = FlashSACConfig(
 )
 FLASH_TINY = FlashSACConfig(
     num_atoms=11,
-    policy_net=FlashNetConfig(width=16, blocks=1),
-    critic_net=FlashNetConfig(width=16, blocks=1),
+    policy_net=FlashNetConfig(width=64, blocks=2),  # sizes that are one operation on a GPU
+    critic_net=FlashNetConfig(width=64, blocks=2),
 )
 SIZES: dict[str, Size] = {
     "g1": Size(1024, 103, 216, 29, 32_768, FastTD3Config(v_min=-10, v_max=10)),
@@ -69,7 +69,7 @@ SIZES: dict[str, Size] = {
     "tiny": Size(16, 5, 7, 2, 64, FastTD3Config(num_atoms=11), stored=1024),
     "flash-g1": Size(4096, 103, 216, 29, 2_048, FlashSACConfig(), 8),
     "flash-g1-large": Size(4096, 103, 216, 29, 4_096, FLASH_LARGE, 8),
-    "flash-tiny": Size(16, 9, 12, 2, 64, FLASH_TINY, stored=1024),
+    "flash-tiny": Size(16, 9, 12, 2, 128, FLASH_TINY, stored=1024),
 }
 
 

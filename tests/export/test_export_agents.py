@@ -38,6 +38,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "fast_td3 tasks": lambda: tiny("fast_td3/point-mass", SMALL),
     "fast_sac": lambda: tiny("fast_sac/pendulum", SMALL),
     "flash_sac batch norm": lambda: tiny("flash_sac/pendulum"),
+    "flash_sac xqc": lambda: tiny("flash_sac/pendulum-xqc"),
     "sac": lambda: tiny("sac/top+ln+resets", SMALL),
     "bro": lambda: tiny("bro/pendulum", BRO),
     "dac": lambda: tiny("dac/pendulum", SMALL, renew="initial"),

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot.ops import categorical
+from fleetfoot.ops import flash_net_plain as plain
 
 pytest.importorskip("triton")
 
 from fleetfoot.ops.triton import categorical as kernels
-from fleetfoot.ops.triton import relu
+from fleetfoot.ops.triton import flash_net, relu
 
 GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # must be set before the kernels are read
@@ -145,3 +146,64 @@ def test_backward_through_relu(
     torch.testing.assert_close(total, wanted.sum(1), atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(relu.sum_rows(above), above.sum(1), atol=1e-4, rtol=1e-5)
     assert torch.equal(relu.sum_rows(above.mT.contiguous().mT), relu.sum_rows(above))
+
+
+LEARNING, FROZEN, NORM_ROWS = 2, 2, 256  # members, and rows of their batch
+
+
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize(("groups", "columns", "width"), [(1, 13, 64), (2, 13, 64), (4, 192, 192)])
+@kernel
+def test_batch_norm(groups: int, columns: int, width: int, plus: bool) -> None:
+    """Of features that members share, fewer than there is room for, and of their own; far from zero."""
+    members = LEARNING + FROZEN
+    y = 3 * normal(groups, NORM_ROWS, columns) + 50
+    norm = [normal(members, columns, seed=seed) for seed in range(4)]
+    more = normal(members, NORM_ROWS, width) if plus and columns == width else None
+    options: dict[str, Any] = {"relu": plus, "learning": LEARNING, "momentum": 0.01, "eps": 1e-5}
+    found, wanted = (torch.empty(members, NORM_ROWS, width, device=DEVICE) for _ in range(2))
+    stats = flash_net.normalise(y, norm, more, found, **options)
+    of_plain = plain.normalise(y, norm, more, wanted, **options)
+    torch.testing.assert_close(stats, of_plain, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("groups", "columns"), [(1, 13), (2, 192)])
+@kernel
+def test_batch_norm_backward(groups: int, columns: int) -> None:
+    """Of the input, which is shared, only the sums; of other features in place."""
+    through = groups == LEARNING
+    y = 3 * normal(groups, NORM_ROWS, columns)
+    above = normal(LEARNING, NORM_ROWS, 192)
+    stats = torch.stack([normal(LEARNING + FROZEN, columns, seed=seed).abs() for seed in range(4)])
+    norm = [normal(LEARNING + FROZEN, columns, seed=seed) for seed in (5, 6)]
+    found, wanted = (
+        [torch.empty(LEARNING, columns, device=DEVICE) for _ in range(2)] for _ in "12"
+    )
+    ways: list[Any] = [
+        (above.clone(), flash_net.norm_backward, found),
+        (above.clone(), plain.norm_backward, wanted),
+    ]
+    for gradient, backward, sums in ways:
+        backward(gradient, y, [stats, *norm], sums, gradient if through else None)
+    torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-4)
+    torch.testing.assert_close(ways[0][0], ways[1][0], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("counting", [NORM_ROWS, NORM_ROWS // 2])
+@kernel
+def test_rms_norm(counting: int) -> None:
+    """Of all rows, or of the first half and, for those that are frozen, of the second; and backward."""
+    members, width = LEARNING + FROZEN, 64
+    x, weight = 2 * normal(members, NORM_ROWS, width), normal(members, width, seed=1)
+    results = []
+    for run in (flash_net, plain):
+        out = torch.empty(members, counting, width, device=DEVICE)
+        root = torch.empty(members, counting, device=DEVICE)
+        run.rms(x, weight, 1e-6, out, root, LEARNING)
+        above = normal(LEARNING, counting, width, seed=2)
+        down = torch.zeros(LEARNING, NORM_ROWS, width, device=DEVICE)
+        to_weight = torch.empty(LEARNING, width, device=DEVICE)
+        run.rms_backward(above, x[:LEARNING], root[:LEARNING], weight, down, to_weight)
+        results.append((out, root, down, to_weight))
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oracles.categorical import project
+from oracles.layers import Copies
 
 
 class Trunk(nn.Module):
@@ -19,31 +20,15 @@ class Trunk(nn.Module):
 
     def __init__(self, source: Any, member: int | None):
         super().__init__()
-
-        def own(tensor: Tensor) -> Tensor:
-            return (tensor if member is None else tensor[member]).detach().clone()
-
-        def linear(layer: Any) -> nn.Linear:
-            inputs, outputs = layer.weight.shape[-2:]
-            made = nn.Linear(inputs, outputs, bias=layer.bias is not None)
-            made.weight.data = own(layer.weight).T.contiguous()
-            if layer.bias is not None:
-                made.bias.data = own(layer.bias)
-            return made
-
-        def norm(layer: Any) -> nn.BatchNorm1d:
-            made = nn.BatchNorm1d(layer.weight.shape[-1], eps=1e-5, momentum=0.01)
-            made.weight.data, made.bias.data = own(layer.weight), own(layer.bias)
-            made.running_mean, made.running_var = own(layer.mean), own(layer.variance)
-            return made
-
+        copies = Copies(member, eps=1e-5)
+        linear, norm = copies.linear, copies.norm
         self.first = norm(source.norm)
         self.embed = linear(source.embed)
         self.blocks = nn.ModuleList(
             nn.ModuleList([linear(b.w1), norm(b.norm1), linear(b.w2), norm(b.norm2)])
             for b in source.blocks
         )
-        self.scale = nn.Parameter(own(source.end.weight))
+        self.scale = nn.Parameter(copies.own(source.end.weight))
         self.head = linear(source.head)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,19 +79,20 @@ def tensors_of(source: Any, member: int | None) -> list[Tensor]:
 
 
 class Oracle:
-    """Starts as `agent` is now. Its rewards are divided by `divisor`."""
+    """Starts as `agent` is now, with networks made by `trunk`. Its rewards are divided by `divisor`."""
 
-    def __init__(self, agent: Any, divisor: float, total_updates: int):
+    def __init__(self, agent: Any, divisor: float, total_updates: int, trunk: Any = Trunk):
         cfg = agent.cfg
         self.cfg, self.divisor, self.total = cfg, divisor, total_updates
-        self.actor = Trunk(agent.gaussian.net, None)
-        self.critics = [Trunk(agent.critic.net, e) for e in range(cfg.num_critics)]
+        self.actor = trunk(agent.gaussian.net, None)
+        self.critics = [trunk(agent.critic.net, e) for e in range(cfg.num_critics)]
         self.targets = [copy.deepcopy(critic) for critic in self.critics]
         self.log_alpha = nn.Parameter(agent.alpha.log_alpha.detach().clone())
         self.z = torch.linspace(-cfg.v_max, cfg.v_max, cfg.num_atoms)
         groups = [list(self.actor.parameters()), [self.log_alpha]]
         groups.append([p for critic in self.critics for p in critic.parameters()])
-        self.optimizers = [torch.optim.Adam(group, lr=cfg.critic_optim.lr) for group in groups]
+        adam = {"lr": cfg.critic_optim.lr, "eps": cfg.critic_optim.eps}
+        self.optimizers = [torch.optim.Adam(group, **adam) for group in groups]
         self.steps = [0, 0, 0]
         self.updates = 0
 

@@ -19,7 +19,9 @@ atoms on [-v_max, v_max], alpha the temperature, k the updates so far:
 
 Training mode: BatchNorm by the rows of the call, which enter its running statistics. Evaluation mode: by those
 statistics. The joint rows share one set of statistics, and gradients flow through it. After each optimiser step weights
-return to where `nn/flash.py` wants them; the target's are left as averaging makes them (`project_target`).
+return to where `nn/flash.py` wants them; the target's are left as averaging makes them (`project_target`). Any other
+network with BatchNorms can take its place, and `nn/xqc.py` is one: XQC has nearly the same update
+(docs/algorithms/flash_sac.md says what differs).
 
 The policy is a tanh-squashed Gaussian; log std = lo + (hi - lo) (1 + tanh(raw)) / 2. While collecting, its noise is
 held for random lengths of time (`explore.HeldNoiseConfig`).
@@ -49,11 +51,13 @@ from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
+from fleetfoot.errors import UserError
 from fleetfoot.nn.batch_norm import named, running, statistics, store_
 from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.flash import FlashNetConfig
 from fleetfoot.nn.freeze import frozen
 from fleetfoot.nn.gaussian import Gaussian, Greedy, Sampled
+from fleetfoot.nn.network import Network, NetworkConfig
 from fleetfoot.nn.reward_scale import RewardScale
 from fleetfoot.nn.scalar import Temperature
 from fleetfoot.ops import categorical
@@ -92,9 +96,9 @@ class FlashSACConfig:
     later, with n-step returns), in units of value. 0: off."""
     task_embedding: int = 32
     """Size of the learned embedding of each task, in multi-task sets."""
-    policy_net: FlashNetConfig = FlashNetConfig(width=128)
-    """Network of the policy."""
-    critic_net: FlashNetConfig = FlashNetConfig(width=256)
+    policy_net: NetworkConfig = FlashNetConfig(width=128)
+    """Network of the policy; like that of the critics, one with BatchNorms."""
+    critic_net: NetworkConfig = FlashNetConfig(width=256)
     """Network of each critic."""
     policy_optim: AdamConfig = AdamConfig(lr=3e-4, lr_end=1.5e-4)
     """Optimiser of the policy. As published, its schedule counts all updates: with `policy_every=2` it ends at
@@ -151,6 +155,8 @@ class FlashSAC(Stateful):
             self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, log_std=log_std)
             encoder = plain.encoder("critic", cfg.task_embedding)
             self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
+        check_normalises("policy_net", cfg.policy_net, self.gaussian.net)
+        check_normalises("critic_net", cfg.critic_net, self.critic.net)
         self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, plain.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
@@ -209,11 +215,11 @@ class FlashSAC(Stateful):
         """The loss (7). aux: each row's absolute error in value, and the critic's new running statistics."""
         with torch.no_grad():
             next_action, log_prob = self.gaussian.sample(batch.next_obs, noise)  # (4)
-        obs = joint(batch.obs, batch.next_obs)
-        action = torch.cat([batch.action, next_action])
-        target, clipped = self.target_distribution(batch, obs, action, log_prob)  # [B, K]
         fresh: list[Tensor] = []
-        logits = self.critic(obs, action, fresh)[:, : len(noise)]  # [E, B, K]
+        both = (joint(batch.obs, batch.next_obs), torch.cat([batch.action, next_action]))
+        # The critic of s and the target critic of s', each in training mode on both: [E, B, K], (5)
+        logits, next_logits = self.critic.beside(self.critic_target, *both, fresh)
+        target, clipped = self.target_distribution(batch, next_logits, log_prob)  # [B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean()  # (7)
         td_error = (q.mean(0) - categorical.mean(target, self.z)).abs()
@@ -222,11 +228,10 @@ class FlashSAC(Stateful):
 
     @torch.no_grad()
     def target_distribution(
-        self, batch: Batch, obs: Obs, action: Tensor, log_prob: Tensor
+        self, batch: Batch, logits: Tensor, log_prob: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """And the share of it that lay outside of the value range. `obs` and `action` are the joint rows, `log_prob`
-        [B] that of the next actions."""
-        logits = self.critic_target(obs, action, [])[:, len(log_prob) :]  # (5) [E, B, K]
+        """And the share of it that lay outside of the value range. `logits` [E, B, K] are the target critic's at s',
+        `log_prob` [B] is that of the next actions."""
         reward = self.reward_scale(batch.reward, batch.obs.task)
         base = reward - batch.discount * self.alpha() * log_prob
         move = {"base": base, "slope": batch.discount, "z": self.z}
@@ -247,6 +252,15 @@ class FlashSAC(Stateful):
     @torch.no_grad()
     def q(self, obs: Obs, action: Tensor) -> Tensor:
         return self.reward_scale.undo(self._smallest_q(obs, action), obs.task)
+
+
+def check_normalises(field: str, cfg: NetworkConfig, network: Network) -> None:
+    """Others would run, on observations of any size: nothing else here normalises them."""
+    if not getattr(network, "batch_statistics", False):
+        raise UserError(
+            f"FlashSAC needs networks with BatchNorms, such as FlashNetConfig or XQCNetConfig: agent.{field} cannot "
+            f"be {type(cfg).__name__}."
+        )
 
 
 def joint(obs: Obs, next_obs: Obs) -> Obs:

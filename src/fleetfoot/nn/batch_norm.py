@@ -55,6 +55,12 @@ class BatchNorm(nn.Module):
         fresh.extend(each.unsqueeze(0) for each in running)
         return out
 
+    def folded(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and bias of the layer that does what a layer with this weight and, behind it, this norm in
+        evaluation mode do."""
+        scale = self.weight * (self.variance + self.eps).rsqrt()
+        return weight * scale.unsqueeze(-2), self.bias - self.mean * scale
+
 
 def statistics(network: nn.Module) -> list[Tensor]:
     """The running statistics of all BatchNorms in `network`, in the order in which they were made."""

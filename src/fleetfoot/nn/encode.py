@@ -67,9 +67,21 @@ class QNetwork(nn.Module):
         self.net: Network = net.build(
             encoder.size + action_size, outputs, ensemble_size=ensemble_size
         )
+        self.net.learned_inputs = encoder.embed is not None
 
     def forward(self, obs: Obs, action: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
         return self.net(torch.cat([self.encoder(obs), action], dim=-1), fresh)
+
+    def beside(
+        self, frozen: QNetwork, obs: Obs, action: Tensor, fresh: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """As `Network.beside`."""
+        if self.encoder.embed is not None:  # the frozen one has vectors of its own
+            half = len(action) // 2
+            with torch.no_grad():
+                of_frozen = frozen(obs, action, [])
+            return self(obs, action, fresh)[:, :half], of_frozen[:, half:]
+        return self.net.beside(frozen.net, torch.cat([self.encoder(obs), action], dim=-1), fresh)
 
     def constrain_(self) -> None:
         self.encoder.constrain_()

@@ -16,10 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.config import part
-from fleetfoot.nn.batch_norm import BatchNorm
+from fleetfoot.config import at_least, part
+from fleetfoot.nn.batch_norm import BatchNorm, statistics
 from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import Network
+from fleetfoot.ops import flash_net
+from fleetfoot.ops.affine import affine
 from fleetfoot.ops.project import root_length_, unit_columns_
 
 EXPANSION = 4
@@ -33,6 +35,9 @@ class FlashNetConfig:
     """Features of each layer."""
     blocks: int = 2
     """Residual blocks."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "net", width=1, blocks=1)
 
     def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
         return FlashNet(self, inputs, outputs, ensemble_size)
@@ -75,11 +80,18 @@ class Block(nn.Module):
         self.norm2 = BatchNorm(width, ensemble_size, relu=True)
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
+        if fresh is None and _fused(x):
+            return self.folded(x)
         inner = self.w2(self.norm1(self.w1(x), fresh))
         # Compiled, the sum is part of a kernel. Elsewhere whoever looks at units finds them after their ReLU.
         fused = torch.compiler.is_compiling()
         out: Tensor = self.norm2(inner, fresh, plus=x if fused else None)
         return out if fused else x + out
+
+    def folded(self, x: Tensor) -> Tensor:
+        """The same in evaluation mode: a BatchNorm is part of the product before it, and needs no pass of its own."""
+        inner = affine(x, *self.norm1.folded(self.w1.weight), relu=True)
+        return x + affine(inner, *self.norm2.folded(self.w2.weight), relu=True)
 
 
 class FlashNet(Network):
@@ -97,11 +109,37 @@ class FlashNet(Network):
         self.constrain_()
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        if fresh is not None and _fused(x) and self._fits(x):
+            return self._as_one(x, fresh)[0]
         x = self.embed(self.norm(x, fresh))
         for block in self.blocks:
             x = block(x, fresh)
         out: Tensor = self.head(self.end(x))
         return out
+
+    def beside(self, frozen: Network, x: Tensor, fresh: list[Tensor]) -> tuple[Tensor, Tensor]:
+        if _fused(x) and self._fits(x):
+            return self._as_one(x, fresh, frozen)
+        return super().beside(frozen, x, fresh)
+
+    def _fits(self, x: Tensor) -> bool:
+        return not self.learned_inputs and flash_net.fits(x, self.end.weight.shape[-1])
+
+    def _as_one(
+        self, x: Tensor, fresh: list[Tensor], frozen: Network | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """In training mode as one operation; with a frozen network as in `beside`."""
+        norm = self.norm
+        out, of_frozen, new = flash_net.flash_net(
+            x,
+            _parameters(self),
+            None if frozen is None else _parameters(frozen),
+            momentum=norm.momentum,
+            eps=norm.eps,
+            rms_eps=self.end.eps,
+        )
+        fresh.extend(statistic.unsqueeze(0) for statistic in new)
+        return out, of_frozen
 
     def constrain_(self) -> None:
         for module in self.modules():
@@ -111,3 +149,24 @@ class FlashNet(Network):
                 root_length_(module.weight, module.bias)
             elif isinstance(module, RMSNorm):
                 root_length_(module.weight)
+
+
+def _fused(x: Tensor) -> bool:
+    """Is this code that is compiled for a GPU in bf16?"""
+    return x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
+
+
+def _parameters(network: nn.Module) -> flash_net.Parameters:
+    layers = [module for module in network.modules() if isinstance(module, UnitLinear)]
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    (end,) = (module.weight for module in network.modules() if isinstance(module, RMSNorm))
+    bias = layers[-1].bias
+    assert bias is not None
+    return flash_net.Parameters(
+        [layer.weight for layer in layers],
+        [norm.weight for norm in norms],
+        [norm.bias for norm in norms],
+        end,
+        bias,
+        statistics(network),
+    )

@@ -37,6 +37,7 @@ class Gaussian(nn.Module):
         self.low, self.high = log_std
         self.encoder = encoder
         self.net = net.build(encoder.size, 2 * action_size)
+        self.net.learned_inputs = encoder.embed is not None
         if head_gains is not None:
             head = self.net.get_submodule("head")
             assert isinstance(head, Linear)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -15,11 +16,20 @@ class Network(nn.Module):
     """
 
     batch_statistics: ClassVar[bool] = False
+    learned_inputs = False  # do gradients flow on to what enters, as to the vectors of tasks?
 
     def __call__(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
         given = (x, fresh) if self.batch_statistics else (x,)
         out: Tensor = super().__call__(*given)
         return out
+
+    def beside(self, frozen: Network, x: Tensor, fresh: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """In training mode on all rows: the outputs of this network for the first half of them, and for the second half
+        those of another one of its kind, through which no gradient flows. A network may compute both at once."""
+        half = x.shape[-2] // 2
+        with torch.no_grad():
+            of_frozen = frozen(x, [])
+        return self(x, fresh)[..., :half, :], of_frozen[..., half:, :]
 
     def constrain_(self) -> None:
         """Bring the weights back to where the architecture wants them, after every optimiser step."""

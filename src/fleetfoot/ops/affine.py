@@ -92,7 +92,9 @@ def fused_backward(
     # Three of them: an operation must not return one tensor twice.
     x_gradient, weight_gradient, nothing = (gradient.new_empty(0) for _ in range(3))
     bias_gradient = nothing
-    if relu:
+    if relu and not to_bias:
+        gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
+    elif relu:
         gradient, bias_gradient = relu_backward(gradient, out)
     elif x.dim() == 2 or gradient.stride(2) != 1:
         gradient = torch.empty_like(out).copy_(gradient)

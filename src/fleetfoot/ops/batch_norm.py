@@ -2,7 +2,7 @@
 
 Statistics run over the rows of a batch and are computed in float32, whatever the dtype of the features. Nothing is
 written: what running statistics become is part of the result. On a GPU the compiler fuses all of it with what stands
-around it; kernels written by hand, two each way, were 10 to 20 % slower in whole updates on an H200.
+around it; FlashSAC's own network has kernels instead (`ops/flash_net.py`).
 
 Shapes: x [B, d] with weight and the like [d], or x [E, B, d] with [E, d]; x [B, d] may also be the same for all
 members, and then the result is [E, B, d]. The result has the dtype of x.

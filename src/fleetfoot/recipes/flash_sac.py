@@ -16,9 +16,10 @@ from fleetfoot.envs.gym import GymConfig
 from fleetfoot.envs.lab.mjlab import MjlabConfig
 from fleetfoot.envs.playground import PlaygroundConfig
 from fleetfoot.evaluate import EvaluationConfig
-from fleetfoot.explore import HeldNoiseConfig
+from fleetfoot.explore import AsSampledConfig, HeldNoiseConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.nn.flash import FlashNetConfig
+from fleetfoot.nn.xqc import XQCNetConfig
 from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
@@ -27,6 +28,10 @@ from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 START = 100_000  # transitions with random actions and no updates
+WIDE: dict[str, Any] = {
+    "policy_net": FlashNetConfig(width=256),
+    "critic_net": FlashNetConfig(width=512),
+}
 
 
 def robots(name: str, env: Any, *, num_envs: int, env_steps: int, **changes: Any) -> Recipe:
@@ -92,13 +97,9 @@ def mjlab_velocity(robot: str) -> Recipe:
 
 def large(make: Callable[[], Recipe]) -> Recipe:
     """Twice the width and twice the batch, as many updates: what the authors' ablations found to be better."""
-    nets = {
-        "policy_net": FlashNetConfig(width=256),
-        "critic_net": FlashNetConfig(width=512),
-    }
     base = make()
     agent: Any = base.agent
-    return replace(base, name=f"{base.name}-large", agent=replace(agent, **nets), batch_size=4_096)
+    return replace(base, name=f"{base.name}-large", agent=replace(agent, **WIDE), batch_size=4_096)
 
 
 def small(base: Recipe, policy: FlashNetConfig, critic: FlashNetConfig) -> Recipe:
@@ -173,6 +174,51 @@ def one_environment(name: str, env: Any) -> Recipe:
     )
 
 
+def xqc(
+    tau: float, optim: AdamConfig, policy: XQCNetConfig, critic: XQCNetConfig
+) -> FlashSACConfig:
+    """XQC's networks, and those of its settings that do not depend on the length of a run. What FlashSAC does
+    otherwise is listed in docs/algorithms/flash_sac.md."""
+    return FlashSACConfig(
+        tau=tau,
+        policy_every=3,
+        target_std=0.14676,  # 1 / (e root(2 pi)): a target entropy of -1/2 for each action component
+        policy_net=policy,
+        critic_net=critic,
+        policy_optim=optim,
+        critic_optim=optim,
+        alpha_optim=optim,
+    )
+
+
+def pendulum_xqc() -> Recipe:
+    """The pendulum with XQC's networks, of about as many weights, and its settings, but for `tau` and the rates: those
+    are `small`'s, which fall tenfold, as XQC's do."""
+    base, optim = pendulum(), AdamConfig(lr=3e-3, lr_end=3e-4, schedule="linear")
+    return replace(
+        base,
+        name="flash_sac/pendulum-xqc",
+        agent=xqc(0.05, optim, XQCNetConfig(width=48), XQCNetConfig(width=96)),
+        explorer=AsSampledConfig(random_vec_steps=base.pace.warmup_vec_steps),
+    )
+
+
+def humanoid_run_xqc() -> Recipe:
+    """One environment with XQC's settings as published: a million steps, two of them with each action, and two updates
+    of 256 rows after it."""
+    start, optim = 5_000, AdamConfig(lr=3e-4, lr_end=3e-5, schedule="linear")
+    return replace(
+        one_environment(
+            "humanoid-run-xqc", EnvPoolConfig(task=dm_control_id("humanoid-run"), action_repeat=2)
+        ),
+        agent=xqc(0.005, optim, XQCNetConfig(width=256), XQCNetConfig(width=512)),
+        explorer=AsSampledConfig(random_vec_steps=start),
+        pace=PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=start),
+        batch_size=256,
+        total_vec_steps=500_000,
+    )
+
+
 def dm_control(task: str) -> Recipe:
     return one_environment(task, EnvPoolConfig(task=dm_control_id(task)))
 
@@ -197,6 +243,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
         own,
     ),
     "flash_sac/pendulum": ("pendulum swing-up written in torch", pendulum),
+    "flash_sac/pendulum-xqc": ("the pendulum with XQC's networks and settings", pendulum_xqc),
 }
 for _name, (_task, _what) in TASKS.items():
     _plain = partial(playground, _name, _task)
@@ -213,6 +260,10 @@ for _name, (_task, _what) in TASKS.items():
     }
 for _task in ("walker-run", "quadruped-run", "humanoid-run", "dog-run"):
     RECIPES[f"flash_sac/{_task}"] = (f"dm_control {_task}", partial(dm_control, _task))
+RECIPES["flash_sac/humanoid-run-xqc"] = (
+    "dm_control humanoid-run with XQC's networks and settings",
+    humanoid_run_xqc,
+)
 for _robot in ("G1", "Go1"):
     _name, _plain = f"mjlab-{_robot.lower()}-velocity-flat", partial(mjlab_velocity, _robot)
     RECIPES |= {
