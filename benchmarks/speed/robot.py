@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.rates import wait
 from fleetfoot.envs.robot import RobotConfig, RobotEnv
+from fleetfoot.envs.robot.config import Ground
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.errors import UserError
 from fleetfoot.system import resolve_device
@@ -28,7 +29,7 @@ def bench_robot(
     variants: tuple[Literal["stock", "fast"], ...] = ("stock", "fast"),
     sizes: tuple[int, ...] = (1_024, 4_096, 16_384),
     *,
-    ground: Literal["flat", "rough"] = "flat",
+    ground: Ground = "flat",
     vec_steps: int = 50,
     check: bool = True,
     seed: int = 0,

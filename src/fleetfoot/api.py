@@ -18,7 +18,7 @@ from torch import nn
 
 from fleetfoot import checkpoint, record
 from fleetfoot.data import EnvSpec
-from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.envs.vec_env import EnvConfig, VecEnv
 from fleetfoot.errors import UserError, one_line
 from fleetfoot.evaluate import Evaluation, Evaluator
 from fleetfoot.guard import build_env
@@ -274,17 +274,38 @@ def evaluate_run(
     which: Which = "best",
     seed: int | None = None,
     device: str = "auto",
+    env: EnvConfig | None = None,
 ) -> Evaluation:
-    """Whole greedy episodes in environments of their own; the same seed gives the same episodes."""
+    """Whole greedy episodes in environments of their own; the same seed gives the same episodes. `env`: another
+    environment than that of the run, with the same observations and actions."""
     recipe = read_recipe(folder)
     chosen = recipe.seeds().evaluation if seed is None else seed
     cfg = dataclasses.replace(recipe.evaluation, episodes=episodes)
+    place, wanted = resolve_device(device), recipe.env if env is None else env
     with buildable():
-        evaluator = Evaluator(recipe.env, cfg, chosen, resolve_device(device), recipe.env_timeout)
+        evaluator = Evaluator(wanted, cfg, chosen, place, recipe.env_timeout)
     try:
+        if env is not None:
+            _check_same_sizes(evaluator.env.spec, folder)
         return evaluator(_policy(recipe, evaluator.env.spec, Path(folder), which, device))
     finally:
         evaluator.close()
+
+
+def _check_same_sizes(spec: EnvSpec, folder: Path | str) -> None:
+    trained = read_spec(folder)
+    if trained is None:  # of an old version; weights that do not fit are refused later
+        return
+    for what, one, other in (
+        ("observations", (spec.obs_shape, spec.obs_dtype), (trained.obs_shape, trained.obs_dtype)),
+        ("actions", spec.action, trained.action),
+        ("tasks", spec.tasks, trained.tasks),
+    ):
+        if one != other:
+            raise UserError(
+                f"{spec.name} does not have the {what} of {trained.name}, for which this policy was trained: {one}, "
+                f"not {other}."
+            )
 
 
 def record_run(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fleetfoot.envs.counter import Draw
 from fleetfoot.envs.robot import terms
+from fleetfoot.envs.robot.config import on_ground
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.robot import Built
 from fleetfoot.envs.robot.robots import ROBOTS
@@ -133,6 +134,36 @@ def test_task_is_equal(robot: str, theirs: Any) -> None:
 def test_every_weight_is_theirs(robot: str, theirs: Any) -> None:
     scales = {k: v for k, v in theirs._config.reward_config.scales.items() if v != 0.0}
     assert Joystick(terms.SPECS[robot]).weights == pytest.approx(scales)
+
+
+def test_heights_are_theirs_in_kind(robot: str, theirs: Any) -> None:
+    """Of their rough task: another field of the same size, with as steep slopes, which touches the same in the same
+    way. Robots begin as high, to 2.5 cm."""
+    from mujoco_playground import locomotion
+
+    other = locomotion.load(TASK[robot].replace("Flat", "Rough")).mj_model
+    built = on_ground("heights", ROBOTS[robot]).build(TIMESTEP[robot])
+    own = built.model
+    for name in ("hfield_size", "hfield_nrow", "hfield_ncol"):
+        np.testing.assert_array_equal(getattr(own, name), getattr(other, name))
+    for name in ("contype", "conaffinity", "condim", "priority", "friction", "solref", "solimp"):
+        mine, wanted = (getattr(model.geom("floor"), name) for model in (own, other))
+        np.testing.assert_allclose(mine, wanted, atol=1e-12, err_msg=name)
+    for name in ("dim", "friction", "solref", "solimp", "margin"):
+        mine, wanted = (getattr(model, f"pair_{name}") for model in (own, other))
+        with_floor = [model.geom("floor").id for model in (own, other)]
+        rows = [
+            (model.pair_geom1 == floor) | (model.pair_geom2 == floor)
+            for model, floor in zip((own, other), with_floor, strict=True)
+        ]
+        np.testing.assert_array_equal(mine[rows[0]], wanted[rows[1]], err_msg=name)
+    fields = [model.hfield_data.reshape(256, 256) for model in (own, other)]
+    for value in (np.mean, np.std, lambda field: np.diff(field).std()):
+        mine, wanted = (float(value(field)) for field in fields)
+        assert mine == pytest.approx(wanted, abs=0.01)
+    key = "home" if robot != "g1" else "knees_bent"
+    begin = built.qpos[2] + built.robot.rise
+    assert begin == pytest.approx(other.keyframe(key).qpos[2], abs=0.025)
 
 
 class Moment:

@@ -11,8 +11,11 @@ import re
 import sys
 from pathlib import Path
 
+import mujoco
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.robot import (
@@ -22,10 +25,11 @@ from fleetfoot.envs.robot import (
     RobotConfig,
     RobotEnv,
 )
+from fleetfoot.envs.robot.config import Ground, on_ground
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.physics import WARP_DEVICES, EngineName
 from fleetfoot.envs.robot.robot import Robot
-from fleetfoot.envs.robot.robots import GO1, T1
+from fleetfoot.envs.robot.robots import G1, GO1, T1
 from fleetfoot.envs.robot.terms import SPECS
 from fleetfoot.envs.robot.warp import WarpEngine
 from fleetfoot.errors import UserError
@@ -120,10 +124,71 @@ def test_both_engines_agree_on_the_ground(robot: Robot) -> None:
     torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("robot", ["go1", "g1"])
-def test_both_engines_stand_on_the_same_rough_ground(robot: str) -> None:
-    """Feet of one robot land on plates of the same height in both, and nothing runs out of room."""
-    cpu, warp = both(robot=robot, ground="rough", conditions=ConditionsConfig(noise=0.0))
+def test_both_engines_agree_on_heights() -> None:
+    """For one control step: then the few contacts that differ (below) begin to show."""
+    cpu, warp = converging(on_ground("heights", GO1), ConditionsConfig(noise=0.0))
+    action = actions(cpu, 1)[0]
+    one, other = cpu.step(action), warp.step(action)
+    for env in (cpu, warp):
+        assert (env.engine.sensor[:, env.built.sensors["foot_contact"]] > 0).any(1).all()
+    torch.testing.assert_close(cpu.engine.qpos, warp.engine.qpos, rtol=0, atol=1e-3)
+    torch.testing.assert_close(one.reward, other.reward, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("robot", "share"), [(GO1, 0.98), (T1, 0.95), (G1, 0.75)])
+def test_contacts_with_heights_are_those_of_mujoco(robot: Robot, share: float) -> None:
+    """Most of them: in float32 Warp also finds some that are not there, above all between boxes and a field. Of several
+    contacts of a geom it keeps four. Robots are lowered until a foot is up to 3 mm deep."""
+    built = on_ground("heights", robot).build(0.002)
+    model, count = built.model, 64
+    rng = np.random.default_rng(1)
+    qpos = np.tile(built.qpos, (count, 1))
+    qpos[:, :2] = rng.uniform(-8, 8, (count, 2))
+    rows = [lowered(model, row, rng.uniform(0.0002, 0.003)) for row in qpos]
+    mjw, wp = importlib.import_module("mujoco_warp"), importlib.import_module("warp")
+    theirs = mjw.make_data(model, nworld=count, nconmax=64, njmax=400)
+    wp.to_torch(theirs.qpos).copy_(torch.tensor(np.stack([data.qpos for data in rows])))
+    put = mjw.put_model(model)
+    put.opt.warn_overflow = 0
+    mjw.forward(put, theirs)
+    found = range(int(theirs.nacon.numpy()[0]))
+    world, geom, dist = (
+        getattr(theirs.contact, name).numpy() for name in ("worldid", "geom", "dist")
+    )
+    known = [
+        any(
+            c.geom[1] == geom[j, 1] and abs(c.dist - dist[j]) < 1e-4 for c in rows[world[j]].contact
+        )
+        for j in found
+    ]
+    assert len(found) >= count
+    assert np.mean(known) > share
+    assert np.bincount(world[: len(found)]).max() <= on_ground("heights", robot).max_contacts
+
+
+def lowered(model: mujoco.MjModel, qpos: NDArray[np.float64], depth: float) -> mujoco.MjData:
+    """A robot whose deepest contact is this deep, in metres."""
+    data, low, high = mujoco.MjData(model), -0.05, 0.05
+    for _ in range(15):
+        middle = (low + high) / 2
+        data.qpos[:] = qpos
+        data.qpos[2] += middle
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_collision(model, data)
+        deep = min((c.dist for c in data.contact), default=1.0) < -depth
+        low, high = (middle, high) if deep else (low, middle)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("robot", "ground", "apart"),
+    # On heights feet tilt, and lie otherwise where one contact more or less was found.
+    [("go1", "rough", 3e-3), ("g1", "rough", 3e-3)]
+    + [(robot, "heights", 0.015) for robot in ("go1", "t1", "g1")],
+)
+def test_both_engines_stand_on_the_same_ground(robot: str, ground: Ground, apart: float) -> None:
+    """Feet of one robot land at the same height in both, and nothing runs out of room."""
+    cpu, warp = both(robot=robot, ground=ground, conditions=ConditionsConfig(noise=0.0))
     cpu.reset()
     warp.reset()
     for _ in range(10):
@@ -133,7 +198,7 @@ def test_both_engines_stand_on_the_same_rough_ground(robot: str) -> None:
     standing = (cpu.engine.sensor[:, contact] > 0) & (warp.engine.sensor[:, contact] > 0)
     assert standing.any()
     one, other = (env.engine.sensor[:, height][:, 2::3] for env in (cpu, warp))
-    torch.testing.assert_close(one[standing], other[standing], rtol=0, atol=3e-3)
+    torch.testing.assert_close(one[standing], other[standing], rtol=0, atol=apart)
     assert isinstance(warp.engine, WarpEngine)
     assert not (warp.engine._overflow & warp.engine._serious).any()
 

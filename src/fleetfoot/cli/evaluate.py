@@ -22,6 +22,8 @@ class Options:
     """Seed of the environments; by default the run's own evaluation seed."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:K."""
+    env_of: str = ""
+    """A recipe, by name or file: evaluate in its environment instead of the run's own."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -29,6 +31,7 @@ def run(args: list[str], imports: list[str]) -> int:
     options = parse(Options, rest, "fleetfoot evaluate RUN")
     assert folder is not None  # `--help` has left already
     from fleetfoot import api
+    from fleetfoot.cli.which_recipe import find_recipe
     from fleetfoot.log.console import readable
     from fleetfoot.run.folder import run_of
 
@@ -38,10 +41,13 @@ def run(args: list[str], imports: list[str]) -> int:
         which=options.which,
         seed=options.seed,
         device=options.device,
+        env=find_recipe(options.env_of).env if options.env_of else None,
     )
     of = str(folder)
     if run_of(folder) == folder:  # a run, not one of its checkpoints
         of = f"{api.which_there_is(folder, options.which)} checkpoint of {folder}"
+    if options.env_of:
+        of += f", in the environment of {options.env_of}"
     returns = [float(value) for value in done.returns]
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     print(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.robot import RobotConfig
+from fleetfoot.envs.robot.config import Ground
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.explore import AsSampledConfig, NoiseLadderConfig
 from fleetfoot.log import LogConfig
@@ -88,20 +90,23 @@ def fast_td3(robot: str, **changes: Any) -> Recipe:
     return Recipe(**(fields | changes))
 
 
-def flash(robot: str, total_vec_steps: int, ground: Literal["flat", "rough"] = "flat") -> Recipe:
-    """FlashSAC for a minute or two of training, with the native physics.
+def flash(robot: str, total_vec_steps: int, ground: Ground = "flat") -> Recipe:
+    """FlashSAC for some minutes of training, with the native physics.
 
-    The published rates are for 100,000 updates. These runs have 40,000 (T1) to 80,000, and learn at higher rates from
-    batches half of which are mirror images.
+    The published rates are for 100,000 updates. These runs have 40,000 (T1) to 98,000, and learn at higher rates from
+    batches half of which are mirror images. A vec step on a field of heights takes so long that the updates beside it
+    can be those of wider networks.
     """
-    num_envs = 4_096
+    num_envs, agent = 4_096, flash_sac.quick()
+    if ground == "heights":
+        agent = replace(agent, **flash_sac.WIDE)
     return flash_sac.robots(
         robot if ground == "flat" else f"{robot}-{ground}",
         RobotConfig(robot=robot, ground=ground),
         num_envs=num_envs,
         env_steps=total_vec_steps * num_envs,
         gamma=0.97,
-        agent=flash_sac.quick(),
+        agent=agent,
         replay=ReplayConfig(capacity=10_000_000, storage="bf16", mirror=True),
         topology=SynchronousConfig(overlap=True),
         evaluation=EvaluationConfig(every_vec_steps=1_250, episodes=1_024),
@@ -115,6 +120,7 @@ ROBOTS = {
     "t1": ("Booster T1", 5_000),
     "g1": ("Unitree G1", 10_000),
 }
+HEIGHTS_LENGTH = 12_210  # 50 million env steps, as in the recipes for Playground's rough tasks
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_sac/go1": ("Unitree Go1 follows a joystick, on CPU cores", go1),
     "fast_td3/t1": ("Booster T1 follows a joystick, on one GPU", partial(fast_td3, "t1")),
@@ -129,5 +135,9 @@ for _robot, (_name, _length) in ROBOTS.items():
         f"flash_sac/{_robot}-rough": (
             "the same on rough ground",
             partial(flash, _robot, _length, "rough"),
+        ),
+        f"flash_sac/{_robot}-heights": (
+            "the same on a field of heights like that of Playground's rough tasks",
+            partial(flash, _robot, HEIGHTS_LENGTH, "heights"),
         ),
     }

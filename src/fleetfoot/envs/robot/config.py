@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -13,15 +13,24 @@ from fleetfoot.data import EnvSpec
 from fleetfoot.envs.robot import robots, terms
 from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.env import RobotEnv
+from fleetfoot.envs.robot.heights import Heights
 from fleetfoot.envs.robot.joystick import Joystick
 from fleetfoot.envs.robot.physics import EngineName, Execution, PhysicsConfig
+from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.errors import UserError
+
+Ground: TypeAlias = Literal["flat", "rough", "heights"]
 
 # Timestep of the physics (s) and timesteps per control step of 0.02 s.
 PHYSICS = {
     "stock": {"go1": (0.004, 5), "t1": (0.002, 10), "g1": (0.002, 10)},
     "fast": {"go1": (0.005, 4), "t1": (0.004, 5), "g1": (0.004, 5)},
 }
+
+
+# In Playground's rough task Go1 has more friction than on its flat ground.
+HEIGHTS = {"go1": Heights(friction=1.0), "t1": Heights(), "g1": Heights()}
+SPHERES = {"go1": 4, "t1": 8, "g1": 0}  # with which feet touch the ground
 
 
 def names() -> list[str]:
@@ -44,6 +53,28 @@ def _stock_spec(robot: str) -> EnvSpec:
     return env.spec
 
 
+def on_ground(ground: Ground, robot: Robot) -> Robot:
+    """The robot on this ground, with room for its contacts on a GPU."""
+    if ground == "rough":  # a foot may touch four plates at once
+        return dataclasses.replace(
+            robot,
+            roughness=0.05,
+            max_contacts=3 * robot.max_contacts,
+            max_rows=robot.max_rows + 8 * robot.max_contacts,
+        )
+    if ground == "heights":
+        # MuJoCo Warp keeps at most four contacts of a geom with a field. That is what a box has on a plane too, where a
+        # sphere has one. A contact takes four rows. At the edge feet also touch the plane around it: 8 contacts more.
+        more = 3 * SPHERES[robot.name] + 8
+        return dataclasses.replace(
+            robot,
+            heights=HEIGHTS[robot.name],
+            max_contacts=robot.max_contacts + more,
+            max_rows=robot.max_rows + 4 * more,
+        )
+    return robot
+
+
 @part
 class RobotConfig:
     """A robot that follows a joystick, on CPU cores or on a GPU."""
@@ -51,8 +82,9 @@ class RobotConfig:
     robot: str = "go1"  # go1, t1 or g1
     # stock: the physics of MuJoCo Playground's task for this robot. fast: longer timesteps, for training.
     variant: Literal["stock", "fast"] = "fast"
-    # rough: plates of up to 5 cm. Evaluation keeps the ground.
-    ground: Literal["flat", "rough"] = "flat"
+    # rough: plates of up to 5 cm. heights: a field of random heights up to 5 cm, as in Playground's rough tasks.
+    # Evaluation keeps the ground.
+    ground: Ground = "flat"
     # stock: that of Playground's task. trot (Go1): the policy sees a clock of 2.5 Hz, and is paid for lifting its feet
     # to it and for velocities far from the commanded one, and less for standing: another task, in evaluation too.
     gait: Literal["stock", "trot"] = "stock"
@@ -85,14 +117,7 @@ class RobotConfig:
         return self.engine == "cpu"
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> RobotEnv:
-        robot = robots.find(self.robot)
-        if self.ground == "rough":  # a foot may touch four plates at once
-            robot = dataclasses.replace(
-                robot,
-                roughness=0.05,
-                max_contacts=3 * robot.max_contacts,
-                max_rows=robot.max_rows + 8 * robot.max_contacts,
-            )
+        robot = on_ground(self.ground, robots.find(self.robot))
         timestep, substeps = PHYSICS[self.variant][self.robot]
         spec = terms.SPECS[self.robot]
         if self.gait == "trot":

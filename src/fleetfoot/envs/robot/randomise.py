@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fleetfoot.config import part
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.robot.heights import around
 from fleetfoot.envs.robot.robot import Array, Built
 from fleetfoot.errors import UserError
 
@@ -151,9 +152,11 @@ class Randomiser:
     def floor_contacts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which geoms and which pairs decide the friction of the floor."""
         model = self.robot.model
-        floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, self.robot.robot.floor)
+        floor = self.robot.robot.floor
+        names = [model.geom(i).name for i in range(model.ngeom)]
+        ground = np.array([name in (floor, around(floor)) for name in names], bool)
         collide = (model.geom_contype > 0) | (model.geom_conaffinity > 0)
-        return collide, (model.pair_geom1 == floor) | (model.pair_geom2 == floor)
+        return collide, ground[model.pair_geom1] | ground[model.pair_geom2]
 
     def _drawn(self, name: str, i: int) -> Array | None:
         bounds: Range | None = getattr(self.cfg, name)

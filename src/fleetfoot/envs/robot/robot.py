@@ -35,6 +35,7 @@ from fleetfoot.envs.mujoco.physics import compile_spec, load_spec, without_textu
 from fleetfoot.envs.render import View, add_backdrop
 from fleetfoot.envs.robot.describe import describe
 from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor
+from fleetfoot.envs.robot.heights import Heights, lay_heights
 from fleetfoot.envs.robot.joints import joints_of, servos
 from fleetfoot.errors import UserError
 
@@ -64,6 +65,7 @@ class Robot:
     floor: str = "floor"  # a geom
     # Metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them.
     roughness: float = 0.0
+    heights: Heights | None = None  # instead of such plates: the floor is a field of heights
     max_contacts: int = 0  # per robot, on a GPU; 0: MuJoCo Warp's guess
     max_rows: int = 0  # constraint rows per robot, on a GPU; 0: the same
     view: View = field(default_factory=View)
@@ -73,6 +75,19 @@ class Robot:
         """The compiled model with its sensors; `looks`: with what only pictures need."""
         return Built(self, timestep, looks)
 
+    @property
+    def rise(self) -> float:
+        """Metres: no point of the ground is higher above that of flat ground."""
+        return self.roughness if self.heights is None else self.heights.high
+
+    def lay_ground(self, spec: mujoco.MjSpec) -> None:
+        if self.heights is not None:
+            if self.roughness > 0.0:
+                raise UserError("roughness lays plates: set it to 0 for a field of heights.")
+            lay_heights(spec, self)
+        elif self.roughness > 0.0:
+            lay_plates(spec, self)
+
     def pictured(self) -> mujoco.MjModel:
         """What is drawn: the meshes of MuJoCo Menagerie where FLEETFOOT_MENAGERIE names a checkout, else this model."""
         own = self.build(0.004, looks=True).model
@@ -81,7 +96,10 @@ class Robot:
         if not (folder and self.looks and scene.is_file()):
             return own
         spec = load_spec(str(scene))
+        if self.floor not in (geom.name for geom in spec.geoms):
+            return own  # nothing there to lay the ground on
         add_backdrop(spec)
+        self.lay_ground(spec)
         model = compile_spec(spec)
         same = [model.joint(i).name for i in range(1, model.njnt)] == [
             own.joint(i).name for i in range(1, own.njnt)
@@ -100,8 +118,7 @@ class Built:
         else:
             without_textures(spec)
             drop_looks(spec, robot)
-        if robot.roughness > 0.0:
-            lay_plates(spec, robot)
+        robot.lay_ground(spec)
         add_sensors(spec, robot)
         spec.option.timestep = timestep
         self.robot, self.model = robot, compile_spec(spec)
