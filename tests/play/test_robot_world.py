@@ -6,15 +6,17 @@ import dataclasses
 import math
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 
 from fleetfoot import UserError, deploy
 from fleetfoot.envs.robot import robots
+from fleetfoot.envs.robot.heights import AROUND, Heights
 from fleetfoot.play import robot as playing
 from fleetfoot.play.baselines import ZeroPolicy
 from fleetfoot.play.robot import SimulatedRobot
-from fleetfoot.play.shapes import shapes
+from fleetfoot.play.shapes import fixed, lowest_plane, shapes
 from fleetfoot.play.source import SHIPPED
 
 
@@ -162,3 +164,51 @@ def test_every_part_of_a_robot_is_drawn(name: str) -> None:
     assert len({shape.body for shape in drawn}) > model.nu / 2
     assert all(np.isfinite(shape.vertices).all() and len(shape.faces) for shape in drawn)
     assert sum(len(shape.vertices) for shape in drawn) < 20_000
+
+
+def with_ground(about: deploy.About, ground: object) -> deploy.About:
+    """As if the policy had been trained on it."""
+    training = {"recipe": {"env": {"ground": ground}}}
+    return dataclasses.replace(about, raw=about.raw | {"training": training})
+
+
+def test_a_policy_is_played_on_the_ground_that_it_was_trained_on(policy: deploy.Policy) -> None:
+    about = policy.about
+    assert playing.find(about) == robots.T1
+    assert playing.find(with_ground(about, "heights")).heights is not None
+    assert playing.find(with_ground(about, "rough")).roughness > 0.0
+    odds: tuple[object, ...] = ("stairs", 7, None, {})
+    for odd in odds:
+        assert playing.find(with_ground(about, odd)) == robots.T1
+    assert playing.find(dataclasses.replace(about, raw=about.raw | {"training": 3})) == robots.T1
+    # Another one may be asked for, but not for a model that has its own.
+    assert playing.find(with_ground(about, "rough"), ground="flat") == robots.T1
+    with pytest.raises(UserError, match="a --model has its own ground"):
+        playing.find(about, Path(robots.T1.model), "rough")
+
+
+@pytest.mark.parametrize("ground", ["rough", "heights"])
+def test_it_begins_above_that_ground(policy: deploy.Policy, ground: str) -> None:
+    about = with_ground(policy.about, ground)
+    robot = SimulatedRobot(about, playing.find(about))
+    assert robot.data.ncon == 0 or robot.data.contact.dist.min() > -1e-3
+    controller = deploy.Controller(ZeroPolicy(about))
+    deploy.drive(robot, controller, seconds=0.3, clock=robot.clock, wait=robot.advance)
+    assert robot.data.ncon > 0
+    assert not robot.fallen()
+
+
+def test_a_field_is_drawn_where_the_physics_has_it() -> None:
+    """Points on both triangles of many squares: there the drawn surface is where a ray from above meets the field."""
+    model = dataclasses.replace(robots.GO1, heights=Heights(points=16, half=1.0)).pictured()
+    (field,) = fixed(model)
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    weights = np.random.default_rng(0).dirichlet(np.ones(3), len(field.faces))
+    points = np.einsum("fv,fvk->fk", weights, field.vertices[field.faces])
+    down, floor = np.array([0.0, 0.0, -1.0]), model.geom("floor").id
+    for point in points:
+        above = np.array([point[0], point[1], 1.0])
+        met = 1.0 - mujoco.mj_rayHfield(model, data, floor, above, down, None)
+        assert met == pytest.approx(point[2], abs=1e-6)
+    assert lowest_plane(model) == pytest.approx(-AROUND)

@@ -26,6 +26,8 @@ class Options:
     """native: MuJoCo's own window, if there is a screen."""
     model: Path | None = None
     """MJCF of a robot that does not come with the package; it needs a site named imu."""
+    ground: Literal["flat", "rough", "heights"] | None = None
+    """What a robot of the package walks on; by default the ground that the first policy was trained on."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0: other computers can watch and steer too."""
     port: int | None = None
@@ -42,6 +44,7 @@ def run(args: list[str], imports: list[str]) -> int:
             options.policies,
             which=options.which,
             model=options.model,
+            ground=options.ground,
             native=options.viewer == "native",
             host=options.host,
             port=options.port,

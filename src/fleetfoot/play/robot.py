@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import mujoco
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from fleetfoot import deploy
 from fleetfoot.deploy.fields import Reader
 from fleetfoot.envs.robot import Robot, robots
+from fleetfoot.envs.robot.config import Ground, on_ground
 from fleetfoot.errors import UserError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -39,10 +40,15 @@ class World:
     noise: float = 0.0  # factor on the noise that the policy was trained with
 
 
-def find(about: deploy.About, model: Path | None = None) -> Robot:
-    """The robot an exported policy is for: of the package, or the MJCF file `model` with a site named imu."""
+def find(about: deploy.About, model: Path | None = None, ground: Ground | None = None) -> Robot:
+    """The robot an exported policy is for: of the package, or the MJCF file `model` with a site named imu.
+
+    `ground` is for robots of the package; None: the one that the policy was trained on.
+    """
     name = str(_told(about).get("robot", ""))
     if model is not None:
+        if ground is not None:
+            raise UserError("--ground is for robots of the package; a --model has its own ground.")
         if not model.is_file():
             raise UserError(f"there is no model {model}.")
         return Robot(name=name or model.stem, model=str(model), imu="imu")
@@ -51,7 +57,15 @@ def find(about: deploy.About, model: Path | None = None) -> Robot:
             f"{about.name} is for the robot {name!r}, which does not come with the package; name its MJCF with "
             "--model robot.xml."
         )
-    return robots.find(name)
+    return on_ground(ground or trained_on(about), robots.find(name))
+
+
+def trained_on(about: deploy.About) -> Ground:
+    """The ground in the recipe that an exported policy brings along; flat where it does not tell."""
+    told: object = about.raw
+    for key in ("training", "recipe", "env", "ground"):
+        told = told.get(key) if isinstance(told, dict) else None
+    return next((ground for ground in get_args(Ground) if ground == told), "flat")
 
 
 def is_robot(about: deploy.About) -> bool:
@@ -106,6 +120,8 @@ class SimulatedRobot:
         """Stand still in the standing pose."""
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = self.built.qpos
+        if self.built.free:  # above all of the ground, as episodes of training begin
+            self.data.qpos[2] += self.robot.rise
         self.data.ctrl[:] = self.built.offset
         for name in GAINS:  # a controller that damps has taken them away
             getattr(self.model, name)[:] = self._nominal[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfoot import deploy
+from fleetfoot.envs.robot.config import Ground
 from fleetfoot.errors import UserError
 from fleetfoot.play import robot as robots
 from fleetfoot.play.environment import EnvironmentSession
@@ -46,6 +47,7 @@ def play(
     *,
     which: Any = "best",
     model: Path | None = None,
+    ground: Ground | None = None,
     native: bool = False,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -53,7 +55,7 @@ def play(
 ) -> None:
     """Until Ctrl-C, or until the window is closed."""
     check("play", page=not native, exports=any(map(needs_export, places)))
-    source = open_source(places, which, model)
+    source = open_source(places, which, model, ground)
     if native:
         if source.robot is None:
             raise UserError("MuJoCo's viewer shows only robots; leave out --viewer native.")

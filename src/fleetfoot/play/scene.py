@@ -49,12 +49,13 @@ class Scene:
             shadow_opacity=0.35,
             plane_color=(244, 246, 249),
             plane_opacity=1.0,
+            position=(0.0, 0.0, shapes.lowest_plane(self.model)),
         )
         self.nodes: dict[int, Any] = {}
         for i, shape in enumerate(shapes.shapes(self.model)):
             self._add(i, shape)
         for i, shape in enumerate(shapes.fixed(self.model)):
-            self._mesh(f"/world/fixed/{i}", shape)
+            self._mesh(f"/world/fixed/{i}", shape, cast_shadow=False)
         self.arrows = {
             name: server.scene.add_arrows(
                 f"/world/{name}",
@@ -96,13 +97,26 @@ class Scene:
         async def _(event: Any) -> None:
             self._drag(body, event)
 
-    def _mesh(self, name: str, shape: shapes.Shape) -> Any:
+    def _mesh(self, name: str, shape: shapes.Shape, cast_shadow: bool = True) -> Any:
+        if shape.colors is not None:
+            from trimesh import Trimesh
+
+            mesh = Trimesh(
+                shape.vertices,
+                shape.faces,
+                vertex_colors=shape.colors.astype(np.uint8),
+                process=False,
+            )
+            return self.server.scene.add_mesh_trimesh(
+                name, mesh, cast_shadow=cast_shadow, receive_shadow=0.5
+            )
         return self.server.scene.add_mesh_simple(
             name,
             shape.vertices.astype(np.float32),
             shape.faces.astype(np.uint32),
             color=shape.color,
             flat_shading=not shape.smooth,
+            cast_shadow=cast_shadow,
         )
 
     def _drag(self, body: int, event: Any) -> None:

@@ -21,6 +21,11 @@ SHELL: Color = (224, 228, 235)
 LIMB: Color = (74, 84, 100)
 SOLE: Color = (38, 42, 50)
 ACCENT: Color = (240, 118, 40)
+# Of a field of heights, from the lowest point to the highest.
+VALLEY, PEAK = np.array([138, 146, 160]), np.array([238, 240, 244])
+# Of the squares between the points of a grid [y, x]: lower left, lower right, upper left, upper right.
+LOW, HIGH = slice(None, -1), slice(1, None)
+CORNERS = ((LOW, LOW), (LOW, HIGH), (HIGH, LOW), (HIGH, HIGH))
 COLLIDES = 3  # MuJoCo draws geoms of this group and above only when asked
 BONE = 0.045  # m: a shorter way from joint to joint needs no bone
 
@@ -34,6 +39,7 @@ class Shape:
     faces: Numbers  # [F, 3]
     color: Color
     smooth: bool = True
+    colors: Numbers | None = None  # [V, 3] of each vertex, instead of one for all
 
 
 def shapes(model: mujoco.MjModel) -> list[Shape]:
@@ -48,7 +54,7 @@ def shapes(model: mujoco.MjModel) -> list[Shape]:
 
 
 def fixed(model: mujoco.MjModel) -> list[Shape]:
-    """What stands on the ground, without the ground itself."""
+    """What does not move, without planes."""
     return [
         shape
         for i in range(model.ngeom)
@@ -58,12 +64,24 @@ def fixed(model: mujoco.MjModel) -> list[Shape]:
     ]
 
 
+def lowest_plane(model: mujoco.MjModel) -> float:
+    """Its height; 0 where there is none."""
+    planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+    return float(model.geom_pos[planes, 2].min(initial=0.0))
+
+
 def _geom(model: mujoco.MjModel, i: int, bare: bool) -> Shape | None:
     rgba = _rgba(model, i)
     if model.geom_group[i] >= COLLIDES or rgba[3] == 0.0:
         return None
     kind, size = model.geom_type[i], model.geom_size[i]
-    mesh = _mesh(model, i) if kind == mujoco.mjtGeom.mjGEOM_MESH else _primitive(kind, size)
+    colors: Numbers | None = None
+    if kind == mujoco.mjtGeom.mjGEOM_MESH:
+        mesh = _mesh(model, i)
+    elif kind == mujoco.mjtGeom.mjGEOM_HFIELD:
+        mesh, colors = _field(model, int(model.geom_dataid[i]))
+    else:
+        mesh = _primitive(kind, size)
     if mesh is None or (bare and float(model.geom_rbound[i]) < 0.015):  # points of contact
         return None
     turned = np.zeros(9)
@@ -71,7 +89,8 @@ def _geom(model: mujoco.MjModel, i: int, bare: bool) -> Shape | None:
     vertices = np.asarray(mesh.vertices) @ turned.reshape(3, 3).T + model.geom_pos[i]
     color = _role(model, i) if bare else tuple(int(255 * c) for c in rgba[:3])
     flat = kind == mujoco.mjtGeom.mjGEOM_BOX
-    return Shape(int(model.geom_bodyid[i]), vertices, np.asarray(mesh.faces), color, not flat)  # type: ignore[arg-type]
+    body, faces = int(model.geom_bodyid[i]), np.asarray(mesh.faces)
+    return Shape(body, vertices, faces, color, not flat, colors)  # type: ignore[arg-type]
 
 
 def _rgba(model: mujoco.MjModel, i: int) -> Numbers:
@@ -128,6 +147,21 @@ def _mesh(model: mujoco.MjModel, i: int) -> Any:
         model.mesh_face[begin : begin + faces],
         process=False,
     )
+
+
+def _field(model: mujoco.MjModel, which: int) -> tuple[Any, Numbers]:
+    """Two triangles between every four points of a field of heights, as MuJoCo has them, and the points' colours."""
+    from trimesh import Trimesh
+
+    rows, columns = int(model.hfield_nrow[which]), int(model.hfield_ncol[which])
+    first, (x, y, high, _) = int(model.hfield_adr[which]), model.hfield_size[which]
+    heights = model.hfield_data[first : first + rows * columns]
+    ys, xs = np.meshgrid(np.linspace(-y, y, rows), np.linspace(-x, x, columns), indexing="ij")
+    at = np.arange(rows * columns).reshape(rows, columns)
+    a, b, c, d = (at[i, j].ravel() for i, j in CORNERS)
+    faces = np.concatenate([np.stack([a, b, d], 1), np.stack([a, d, c], 1)])
+    points = np.stack([xs.ravel(), ys.ravel(), high * heights], 1)
+    return Trimesh(points, faces, process=False), VALLEY + heights[:, None] * (PEAK - VALLEY)
 
 
 def _role(model: mujoco.MjModel, i: int) -> Color:

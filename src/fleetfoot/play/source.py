@@ -12,6 +12,7 @@ from pathlib import Path
 from fleetfoot import deploy
 from fleetfoot.api import Which
 from fleetfoot.envs.robot import Robot
+from fleetfoot.envs.robot.config import Ground
 from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.errors import UserError, nearest_run
 from fleetfoot.play import robot
@@ -31,8 +32,14 @@ class Source:
     env: EnvConfig | None  # or the environment of the recipe, drawn by itself
 
 
-def open_source(places: Sequence[Path], which: Which = "best", model: Path | None = None) -> Source:
-    """Everything is exported first, where it is not yet, and loaded as a robot would load it."""
+def open_source(
+    places: Sequence[Path],
+    which: Which = "best",
+    model: Path | None = None,
+    ground: Ground | None = None,
+) -> Source:
+    """Everything is exported first, where it is not yet, and loaded as a robot would load it. `ground` None: that of
+    the first policy."""
     policies: dict[str, deploy.Policy] = {}
     recipe: Recipe | None = None
     with tempfile.TemporaryDirectory(prefix="fleetfoot-play-") as scratch:
@@ -46,11 +53,10 @@ def open_source(places: Sequence[Path], which: Which = "best", model: Path | Non
     if _plays_as_robot(first.about, model):
         for policy in policies.values():
             check_same(first.about, policy.about)
-        return Source(policies, robot.find(first.about, model), None)
-    if model is not None:
-        raise UserError(
-            f"{first.about.name} does not describe its joints, so --model has no effect."
-        )
+        return Source(policies, robot.find(first.about, model, ground), None)
+    for option, given in (("--model", model), ("--ground", ground)):
+        if given is not None:
+            raise UserError(f"{first.about.name} is not for a robot: {option} has no effect.")
     if recipe is None:
         recipe = recipe_inside(first.about)
     return Source(policies, None, recipe.env)
