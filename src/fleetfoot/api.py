@@ -41,7 +41,7 @@ from fleetfoot.run.folder import (
     seed_folders,
     write_recipe,
 )
-from fleetfoot.run.loading import buildable, check_finite
+from fleetfoot.run.loading import buildable, check_finite, check_fits
 from fleetfoot.run.provenance import recorded
 from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
@@ -286,26 +286,10 @@ def evaluate_run(
         evaluator = Evaluator(wanted, cfg, chosen, place, recipe.env_timeout)
     try:
         if env is not None:
-            _check_same_sizes(evaluator.env.spec, folder)
+            check_fits(evaluator.env.spec, read_spec(folder))
         return evaluator(_policy(recipe, evaluator.env.spec, Path(folder), which, device))
     finally:
         evaluator.close()
-
-
-def _check_same_sizes(spec: EnvSpec, folder: Path | str) -> None:
-    trained = read_spec(folder)
-    if trained is None:  # of an old version; weights that do not fit are refused later
-        return
-    for what, one, other in (
-        ("observations", (spec.obs_shape, spec.obs_dtype), (trained.obs_shape, trained.obs_dtype)),
-        ("actions", spec.action, trained.action),
-        ("tasks", spec.tasks, trained.tasks),
-    ):
-        if one != other:
-            raise UserError(
-                f"{spec.name} does not have the {what} of {trained.name}, for which this policy was trained: {one}, "
-                f"not {other}."
-            )
 
 
 def record_run(

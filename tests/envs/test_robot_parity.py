@@ -137,8 +137,8 @@ def test_every_weight_is_theirs(robot: str, theirs: Any) -> None:
 
 
 def test_heights_are_theirs_in_kind(robot: str, theirs: Any) -> None:
-    """Of their rough task: another field of the same size, with as steep slopes, which touches the same in the same
-    way. Robots begin as high, to 2.5 cm."""
+    """Of their rough task: another field of the same size, with as steep slopes, which collides with the same geoms,
+    with the same parameters. Robots begin as high, to 2.5 cm."""
     from mujoco_playground import locomotion
 
     other = locomotion.load(TASK[robot].replace("Flat", "Rough")).mj_model

@@ -182,7 +182,7 @@ def lowered(model: mujoco.MjModel, qpos: NDArray[np.float64], depth: float) -> m
 
 @pytest.mark.parametrize(
     ("robot", "ground", "apart"),
-    # On heights feet tilt, and lie otherwise where one contact more or less was found.
+    # On heights feet tilt, and rest differently where one engine finds a contact more.
     [("go1", "rough", 3e-3), ("g1", "rough", 3e-3)]
     + [(robot, "heights", 0.015) for robot in ("go1", "t1", "g1")],
 )

@@ -21,7 +21,7 @@ SHELL: Color = (224, 228, 235)
 LIMB: Color = (74, 84, 100)
 SOLE: Color = (38, 42, 50)
 ACCENT: Color = (240, 118, 40)
-# Of a field of heights, from the lowest point to the highest.
+# Of a height field, from the lowest point to the highest.
 VALLEY, PEAK = np.array([138, 146, 160]), np.array([238, 240, 244])
 # Of the squares between the points of a grid [y, x]: lower left, lower right, upper left, upper right.
 LOW, HIGH = slice(None, -1), slice(1, None)
@@ -150,7 +150,7 @@ def _mesh(model: mujoco.MjModel, i: int) -> Any:
 
 
 def _field(model: mujoco.MjModel, which: int) -> tuple[Any, Numbers]:
-    """Two triangles between every four points of a field of heights, as MuJoCo has them, and the points' colours."""
+    """Two triangles between every four points of a height field, as MuJoCo has them, and the points' colours."""
     from trimesh import Trimesh
 
     rows, columns = int(model.hfield_nrow[which]), int(model.hfield_ncol[which])

@@ -94,7 +94,7 @@ def flash(robot: str, total_vec_steps: int, ground: Ground = "flat") -> Recipe:
     """FlashSAC for some minutes of training, with the native physics.
 
     The published rates are for 100,000 updates. These runs have 40,000 (T1) to 98,000, and learn at higher rates from
-    batches half of which are mirror images. A vec step on a field of heights takes so long that the updates beside it
+    batches half of which are mirror images. A vec step on a height field takes so long that the updates beside it
     can be those of wider networks.
     """
     num_envs, agent = 4_096, flash_sac.quick()
@@ -137,7 +137,7 @@ for _robot, (_name, _length) in ROBOTS.items():
             partial(flash, _robot, _length, "rough"),
         ),
         f"flash_sac/{_robot}-heights": (
-            "the same on a field of heights like that of Playground's rough tasks",
+            "the same on a height field like that of Playground's rough tasks",
             partial(flash, _robot, HEIGHTS_LENGTH, "heights"),
         ),
     }

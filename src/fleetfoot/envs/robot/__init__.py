@@ -4,6 +4,7 @@ from fleetfoot.envs.counter import Draw
 from fleetfoot.envs.robot.conditions import ConditionsConfig
 from fleetfoot.envs.robot.config import RobotConfig, names
 from fleetfoot.envs.robot.env import RobotEnv
+from fleetfoot.envs.robot.heights import Heights
 from fleetfoot.envs.robot.physics import PhysicsConfig
 from fleetfoot.envs.robot.randomise import RandomiseConfig
 from fleetfoot.envs.robot.robot import Built, Robot
@@ -13,6 +14,7 @@ __all__ = [
     "Built",
     "ConditionsConfig",
     "Draw",
+    "Heights",
     "Now",
     "PhysicsConfig",
     "RandomiseConfig",

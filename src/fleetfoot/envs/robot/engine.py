@@ -85,6 +85,8 @@ def make_starts(robot: Built, task: Task, seed: int, count: int = START_STATES) 
     """`count` start states of a seed, with their sensors."""
     keys = keys_of(env_keys(seed, count, torch.device("cpu")), torch.full((count,), -1), 0)
     standing = torch.from_numpy(robot.qpos).expand(count, -1).clone()
+    if robot.free:
+        standing[:, 2] += robot.robot.rise  # above all of the ground
     still = torch.zeros(count, int(robot.model.nv), dtype=torch.float64)
     qpos, qvel = (rows.numpy() for rows in task.start(Draw(keys), standing, still))
     data = mujoco.MjData(robot.model)

@@ -30,7 +30,7 @@ AROUND = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Heights:
-    """The field. Where it ends, a plane goes on."""
+    """The field. Beyond its edge the ground continues as a plane."""
 
     high: float = 0.05  # metres from the lowest point to the highest
     half: float = 10.0  # metres from its middle to its edge, along x and y
@@ -40,7 +40,7 @@ class Heights:
 
     def __post_init__(self) -> None:
         if not self.high > 0.0 or not self.half > 0.0 or self.points < 2:
-            raise UserError("a field of heights needs high and half above 0, and 2 points or more.")
+            raise UserError("a height field needs high and half above 0, and 2 points or more.")
 
     def values(self) -> NDArray[np.float32]:
         """[points, points] from 0 to 1, a row for each y."""
@@ -55,7 +55,7 @@ def lay_heights(spec: mujoco.MjSpec, robot: Robot) -> None:
     assert heights is not None
     floor = next((one for one in spec.geoms if one.name == robot.floor), None)
     if floor is None or floor.type != mujoco.mjtGeom.mjGEOM_PLANE:
-        raise UserError(f"a field of heights needs a plane as the floor; {robot.name} has none.")
+        raise UserError(f"a height field needs a plane as the floor; {robot.name} has none.")
     if heights.friction is not None:
         floor.friction = [heights.friction, *floor.friction[1:]]
     _go_on_around(spec, floor)
@@ -71,18 +71,22 @@ def around(floor: str) -> str:
 
 
 def _go_on_around(spec: mujoco.MjSpec, floor: Any) -> None:
-    """A plane with the floor's friction; how it gives way (solref, solimp) is MuJoCo's default."""
+    """A plane that touches what the floor touches, in the same way."""
     below = np.asarray(floor.pos) - [0.0, 0.0, AROUND]
     spec.worldbody.add_geom(
         name=around(floor.name),
         type=mujoco.mjtGeom.mjGEOM_PLANE,
         size=floor.size,
         pos=below,
+        quat=floor.quat,
         contype=floor.contype,
         conaffinity=floor.conaffinity,
         condim=floor.condim,
         priority=floor.priority,
         friction=floor.friction,
+        solref=floor.solref,
+        solimp=floor.solimp,
+        margin=floor.margin,
         rgba=floor.rgba,
         material=floor.material,
     )
@@ -91,5 +95,11 @@ def _go_on_around(spec: mujoco.MjSpec, floor: Any) -> None:
         if floor.name in names:
             one, other = (around(name) if name == floor.name else name for name in names)
             spec.add_pair(
-                geomname1=one, geomname2=other, condim=pair.condim, friction=pair.friction
+                geomname1=one,
+                geomname2=other,
+                condim=pair.condim,
+                friction=pair.friction,
+                solref=pair.solref,
+                solimp=pair.solimp,
+                margin=pair.margin,
             )

@@ -186,7 +186,6 @@ class Joystick(Task):
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
         qpos, qvel = qpos.clone(), qvel.clone()
-        qpos[:, 2] += self.robot.robot.rise
         qpos[:, 0:2] += draw.uniform(2, -0.5, 0.5)
         half = draw.uniform(1, -3.14, 3.14).double() / 2
         qpos[:, 3:4], qpos[:, 4:6], qpos[:, 6:7] = torch.cos(half), 0.0, torch.sin(half)

@@ -65,7 +65,7 @@ class Robot:
     floor: str = "floor"  # a geom
     # Metres: plates up to this high lie on the floor, 1 m wide, 10 m by 10 m of them.
     roughness: float = 0.0
-    heights: Heights | None = None  # instead of such plates: the floor is a field of heights
+    heights: Heights | None = None  # instead of such plates: the floor is a height field
     max_contacts: int = 0  # per robot, on a GPU; 0: MuJoCo Warp's guess
     max_rows: int = 0  # constraint rows per robot, on a GPU; 0: the same
     view: View = field(default_factory=View)
@@ -77,13 +77,13 @@ class Robot:
 
     @property
     def rise(self) -> float:
-        """Metres: no point of the ground is higher above that of flat ground."""
+        """Metres from flat ground to the highest point of this ground."""
         return self.roughness if self.heights is None else self.heights.high
 
     def lay_ground(self, spec: mujoco.MjSpec) -> None:
         if self.heights is not None:
             if self.roughness > 0.0:
-                raise UserError("roughness lays plates: set it to 0 for a field of heights.")
+                raise UserError("roughness lays plates: set it to 0 for a height field.")
             lay_heights(spec, self)
         elif self.roughness > 0.0:
             lay_plates(spec, self)
@@ -96,7 +96,7 @@ class Robot:
         if not (folder and self.looks and scene.is_file()):
             return own
         spec = load_spec(str(scene))
-        if self.floor not in (geom.name for geom in spec.geoms):
+        if self.rise > 0.0 and self.floor not in (geom.name for geom in spec.geoms):
             return own  # nothing there to lay the ground on
         add_backdrop(spec)
         self.lay_ground(spec)

@@ -67,7 +67,8 @@ class Task:
         return (now.joint_vel * self.gear * now.sensor["torque"]).abs().sum(1)
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
-        """First positions and velocities, from rows of the standing pose at rest (float64, on the CPU)."""
+        """First positions and velocities, from rows of the standing pose at rest, above the highest point of the ground
+        (float64, on the CPU)."""
         return qpos, qvel
 
     def begin(self, draw: Draw, before: State | None) -> State:

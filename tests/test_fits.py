@@ -1,0 +1,63 @@
+"""In which other environments a policy may be evaluated."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fleetfoot.data import Continuous, Discrete
+from fleetfoot.errors import Notice, UserError
+from fleetfoot.run.loading import check_fits
+from support.made_up import make_spec
+
+TOLD: dict[str, Any] = {
+    "observation": [{"name": "gyro", "size": 3}, {"name": "command", "size": 2}],
+    "joints": [{"name": "hip"}, {"name": "knee"}],
+}
+TRAINED = replace(make_spec(action=Continuous(2)), name="home", obs_shape=(5,), description=TOLD)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"obs_shape": (6,)}, r"observations: \(6,\), not \(5,\)"),
+        ({"obs_dtype": torch.uint8}, "the type of observations: torch.uint8, not torch.float32"),
+        ({"action": Continuous(3)}, r"actions: Continuous\(size=3\), not Continuous\(size=2\)"),
+        ({"action": Discrete(2)}, "actions"),
+        ({"tasks": ("one", "two")}, "tasks"),
+        (
+            {"description": TOLD | {"observation": TOLD["observation"][::-1]}},
+            "the order of observations",
+        ),
+        ({"description": TOLD | {"joints": TOLD["joints"][::-1]}}, "joints"),
+    ],
+)
+def test_what_differs_is_refused(change: dict[str, Any], what: str) -> None:
+    with pytest.raises(UserError, match=f"trained for home, and away differs in {what}"):
+        check_fits(replace(TRAINED, name="away", **change), TRAINED)
+
+
+def test_what_does_not_matter_to_a_policy_may_differ() -> None:
+    other = replace(TRAINED, name="away", num_envs=7, critic_shape=(9,), step_seconds=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_fits(other, TRAINED)
+        check_fits(replace(TRAINED, description={}), TRAINED)  # the same task
+
+
+def test_where_nothing_tells_a_line_says_so() -> None:
+    with pytest.warns(Notice, match="nothing says whether they also mean the same"):
+        check_fits(replace(TRAINED, name="away", description={}), TRAINED)
+    with pytest.raises(UserError, match=r"no spec\.json"):
+        check_fits(TRAINED, None)
+
+
+def test_a_long_difference_is_cut_short() -> None:
+    tasks = tuple(f"task-{i}" for i in range(50))
+    with pytest.raises(UserError) as caught:
+        check_fits(replace(TRAINED, tasks=tasks), TRAINED)
+    assert len(str(caught.value)) < 300
