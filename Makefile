@@ -1,5 +1,6 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests
+# make kernels                               the GPU kernels' tests in Triton's interpreter, on CPU cores
 # make coverage                              the same with coverage, 88 % at least; takes half as long again
 # make play  [ARGS="runs/RUN"]               drive a walking robot, or the policy of a run, in the browser
 # make check                                 lint, format, types, import layering, spelling
@@ -12,7 +13,7 @@
 # The first call makes .venv and installs the versions in constraints.txt; later calls do so only when that file or
 # pyproject.toml has changed. PYTHON=/path/to/python chooses the interpreter, and PYTHONS="..." those that try the wheel.
 
-.PHONY: train test coverage play check docs package bench humanoid-bench clean distclean
+.PHONY: train test kernels coverage play check docs package bench humanoid-bench clean distclean
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
@@ -35,6 +36,12 @@ train: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# Triton is 1 GB, and torch behaves differently where it is installed, so it stays outside of the environment.
+TRITON := build/triton
+kernels: $(VENV)/.installed-dev
+	[ -d $(TRITON) ] || $(PIP) --no-deps --target $(TRITON) triton==3.9.0 || { rm -rf $(TRITON); exit 1; }
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/ops/test_triton.py $(ARGS)
 
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --cov=fleetfoot --cov-report=term $(ARGS)

@@ -19,8 +19,10 @@ from fleetfoot.agents.sac import ReDoConfig, SACConfig
 from fleetfoot.api import train
 from fleetfoot.data import Discrete
 from fleetfoot.errors import UserError
+from fleetfoot.nn.flash import FlashNetConfig
 from fleetfoot.nn.pessimism import BanditBoundConfig
 from fleetfoot.nn.torso import MLPTorsoConfig
+from fleetfoot.nn.xqc import XQCNetConfig
 from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 from support.made_up import CPU, make_batch, make_spec, small_run
 
@@ -212,3 +214,17 @@ def test_losses_are_pure_functions_that_vmap_accepts(name: str) -> None:
         mine = tree_map(lambda x, i=i: x[i], together)
         torch.testing.assert_close(tuple(mine), tuple(loss), rtol=1e-4, atol=1e-6)
     assert all(torch.equal(p, q) for p, q in zip(agent.critic.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("net", [FlashNetConfig(width=8, blocks=1), XQCNetConfig(width=8)])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("fast_td3", "policy_net"), ("fast_sac", "critic_net"), ("ddpg", "critic_net")],
+)
+def test_who_does_not_update_statistics_refuses_batch_norms(
+    name: str, field: str, net: Any
+) -> None:
+    with pytest.raises(UserError, match="does not update the statistics") as caught:
+        build(name, **{field: net})
+    assert type(net.build(2, 2)).__name__ in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.studies.reward_units import OtherUnitsConfig
 from fleetfoot import checkpoint, recipes
 from fleetfoot.agents.contract import every, periods
 from fleetfoot.agents.flash_sac import FlashSAC, FlashSACConfig, joint
@@ -23,11 +24,12 @@ from fleetfoot.data import Batch, Discrete, EnvSpec, Obs
 from fleetfoot.diagnose.units import capture_outputs
 from fleetfoot.errors import UserError
 from fleetfoot.execution import updater
-from fleetfoot.explore import HeldNoiseConfig
+from fleetfoot.explore import AsSampledConfig, HeldNoiseConfig
 from fleetfoot.nn import flash
 from fleetfoot.nn.batch_norm import BatchNorm, running, statistics
 from fleetfoot.nn.flash import FlashNet, FlashNetConfig, RMSNorm, UnitLinear
 from fleetfoot.nn.mlp import MLPConfig
+from fleetfoot.nn.network import Network
 from fleetfoot.nn.xqc import XQCNetConfig
 from fleetfoot.ops import categorical, flash_net
 from fleetfoot.optim import AdamConfig
@@ -485,6 +487,110 @@ def test_networks_without_batch_norms_are_refused(field: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+class Disordered(Network):
+    """Two BatchNorms, made in the order given and called as first, second."""
+
+    batch_statistics = True
+
+    def __init__(self, inputs: int, outputs: int, order: str, ensemble_size: int | None) -> None:
+        super().__init__()
+        for name in order.split():
+            self.add_module(name, BatchNorm(inputs, ensemble_size))
+        self.head = UnitLinear(inputs, outputs, ensemble_size)
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        called = [getattr(self, name) for name in ("first", "second") if hasattr(self, name)]
+        for norm in called:
+            x = norm(x, fresh)
+        out: Tensor = self.head(x)
+        return out
+
+
+@dataclass(frozen=True)
+class DisorderedConfig:
+    order: str
+
+    def build(self, inputs: int, outputs: int, ensemble_size: int | None = None) -> Network:
+        return Disordered(inputs, outputs, self.order, ensemble_size)
+
+
+@pytest.mark.parametrize(
+    ("order", "line"),
+    [
+        ("first second", None),
+        ("second first", r"agent\.critic_net: the network of DisorderedConfig must call each"),
+        ("first unused", "must call each"),
+        ("", r"agent\.critic_net cannot be DisorderedConfig"),
+    ],
+)
+def test_statistics_of_a_network_of_your_own(order: str, line: str | None) -> None:
+    """What a call appends is stored by position, so a network in another order would learn from wrong statistics."""
+    cfg = replace(SMALL, critic_net=DisorderedConfig(order))
+    if line is None:
+        agent = make_agent(cfg)
+        agent.update(make_batch(rows=ROWS))
+        assert all(float(s.abs().sum()) > 0 for s in statistics(agent.critic))
+        return
+    with pytest.raises(UserError, match=line):
+        make_agent(cfg)
+
+
+def shaken_agent(**spec: Any) -> FlashSAC:
+    """With a target critic far from the critic."""
+    agent = make_agent(**spec)
+    with torch.no_grad():
+        for number, weight in enumerate(agent.critic_target.parameters()):
+            generator = torch.Generator().manual_seed(number)
+            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    return agent
+
+
+@pytest.mark.parametrize("tasks", [(), ("one", "two")])
+def test_both_critics_see_all_rows_each_with_its_own_vectors_of_tasks(
+    tasks: tuple[str, ...],
+) -> None:
+    spec = make_spec(tasks=tasks)
+    agent, batch = shaken_agent(tasks=tasks), make_batch(spec, ROWS)
+    obs, action = joint(batch.obs, batch.next_obs), torch.cat([batch.action, batch.action])
+    fresh: list[Tensor] = []
+    found = agent.critic.with_frozen(agent.critic_target, obs, action, fresh)
+    wanted_fresh: list[Tensor] = []
+    of_critic = agent.critic(obs, action, wanted_fresh)[:, :ROWS]
+    of_target = agent.critic_target(obs, action, [])[:, ROWS:]
+    assert torch.equal(found[0], of_critic)
+    assert torch.equal(found[1], of_target)
+    assert found[0].requires_grad
+    assert not found[1].requires_grad
+    assert all(map(torch.equal, fresh, wanted_fresh))
+    assert float((of_critic - agent.critic_target(obs, action, [])[:, :ROWS]).abs().max()) > 0.01
+
+
+def test_with_tasks_gradients_reach_their_vectors() -> None:
+    """So such networks are never one operation, which has none for its input."""
+    agent = make_agent(tasks=("one", "two"))
+    assert agent.gaussian.net.learned_inputs
+    assert agent.critic.net.learned_inputs
+    embeds: list[Any] = [network.encoder.embed for network in (agent.gaussian, agent.critic)]
+    before = [embed.weight.detach().clone() for embed in embeds]
+    agent.update(make_batch(make_spec(tasks=("one", "two")), ROWS))
+    assert not any(torch.equal(old, new.weight) for old, new in zip(before, embeds, strict=True))
+
+
+@pytest.mark.parametrize("factor", [2.0**10, 2.0**-10])
+def test_in_other_units_of_reward_a_run_is_the_same_to_the_last_bit(
+    factor: float, tmp_path: Path
+) -> None:
+    """A power of two: not even a rounding error differs. So with any factor, only rounding errors do."""
+    states = []
+    for unit in (1.0, factor):
+        recipe = small_run("flash_sac/pendulum", agent=SMALL, total_vec_steps=60)
+        env = OtherUnitsConfig(env=recipe.env, factor=unit)
+        train(replace(recipe, env=env), tmp_path / str(unit))
+        states.append(load_policy(tmp_path / str(unit), "last").policy.network.state_dict())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
 def test_networks_may_be_of_two_kinds() -> None:
     agent = make_agent(replace(SMALL, policy_net=XQC.policy_net))
     before = [s.clone() for s in statistics(agent.gaussian)]
@@ -505,6 +611,7 @@ def test_recipes_of_xqc_have_its_settings() -> None:
     assert agent.policy_optim == agent.critic_optim == agent.alpha_optim == rates
     assert (recipe.num_envs, recipe.batch_size, recipe.gamma) == (1, 256, 0.99)
     assert recipe.pace == PaceConfig(updates_per_vec_step=2.0, warmup_vec_steps=5_000)
+    assert recipe.explorer == AsSampledConfig(random_vec_steps=5_000)
     env: Any = recipe.env
     assert recipe.total_vec_steps * env.action_repeat == 1_000_000
     small: Any = recipes.get("flash_sac/pendulum-xqc").agent
@@ -557,7 +664,8 @@ def test_updates_with_networks_as_one_operation_are_the_same(
 ) -> None:
     """What compiled code does on a GPU, but eagerly on a CPU, and without rounding to bf16."""
     net = FlashNetConfig(width=64, blocks=2)
-    cfg = replace(SMALL, policy_net=net, critic_net=net, **changes)
+    optim = {"policy_optim": STEADY, "critic_optim": STEADY, "alpha_optim": STEADY}
+    cfg = replace(SMALL, policy_net=net, critic_net=net, **optim, **changes)  # type: ignore[arg-type]
     calls, one_operation = [], flash_net.flash_net
 
     def counted(*given: Any, **options: Any) -> Any:
@@ -567,7 +675,7 @@ def test_updates_with_networks_as_one_operation_are_the_same(
     monkeypatch.setattr(flash_net, "flash_net", counted)
     agents = []
     for fused in (False, True):
-        monkeypatch.setattr(flash, "_fused", lambda x, fused=fused: fused)
+        monkeypatch.setattr(flash, "is_fused", lambda x, fused=fused: fused)
         agents.append(agent := make_agent(cfg))
         for seed in range(2):
             metrics = agent.update(make_batch(seed=seed, rows=rows)).metrics
@@ -576,4 +684,6 @@ def test_updates_with_networks_as_one_operation_are_the_same(
     for name in ("policy", "critic", "critic_target"):
         one, two = (getattr(agent, name).state_dict() for agent in agents)
         for key, value in one.items():
-            torch.testing.assert_close(two[key], value, atol=2e-3, rtol=1e-3, msg=f"{name}.{key}")
+            # A unit within a rounding error of zero may be on for one and off for the other.
+            off = ~torch.isclose(two[key], value, atol=2e-4, rtol=1e-3)
+            assert float(off.float().mean()) < 0.02, f"{name}.{key}"

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fleetfoot.data import Continuous, EnvSpec
+from fleetfoot.nn import flash
 from fleetfoot.nn.batch_norm import statistics
 from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.flash import FlashNet, FlashNetConfig
+from fleetfoot.nn.xqc import XQCNetConfig
 from fleetfoot.ops import flash_net as module
 
 CONFIG = FlashNetConfig(width=64, blocks=2)
@@ -26,7 +28,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def network(ensemble_size: int | None, inputs: int = 13, outputs: int = 11, seed: int = 0) -> Any:
     """Weights and statistics away from where they start."""
     torch.manual_seed(seed)
-    net = CONFIG.build(inputs, outputs, ensemble_size)
+    net: Any = CONFIG.build(inputs, outputs, ensemble_size)
+    net.end.eps = 0.3  # large enough to be seen
     with torch.no_grad():
         for number, tensor in enumerate([*net.parameters(), *net.buffers()]):
             tensor.add_(0.3 * normal(*tensor.shape, seed=100 * seed + number).abs())
@@ -97,7 +100,7 @@ def test_a_frozen_network_beside_it_is_that_network(ensemble_size: int | None) -
     torch.testing.assert_close(beside, other(x, [])[..., 128:, :].detach(), **near)
     assert out.requires_grad
     assert not beside.requires_grad
-    plain = net.beside(other, x, [])  # what runs elsewhere
+    plain = net.with_frozen(other, x, [])  # what runs elsewhere
     torch.testing.assert_close(plain, (out, beside), **near)
     assert not plain[1].requires_grad
 
@@ -106,6 +109,78 @@ def test_it_can_be_traced() -> None:
     net, x = network(2), normal(256, 13)
     traced = torch.compile(as_one, backend="aot_eager", fullgraph=True, dynamic=False)
     assert_near(results(traced, net, x), results(as_one, net, x))
+
+
+def test_several_seeds_can_be_traced() -> None:
+    """As losses of stacked seeds are."""
+    nets, x = [network(2, seed=seed) for seed in range(2)], normal(2, 256, 13)
+    stacked = {
+        name: torch.stack([dict(net.named_parameters())[name].detach() for net in nets])
+        for name, _ in nets[0].named_parameters()
+    }
+    buffers = {
+        name: torch.stack([dict(net.named_buffers())[name] for net in nets])
+        for name, _ in nets[0].named_buffers()
+    }
+
+    class One(torch.nn.Module):
+        def __init__(self, net: Any) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return as_one(self.net, x, [])
+
+    one = One(nets[0])
+    given = {f"net.{name}": value for name, value in (stacked | buffers).items()}
+
+    def outputs(given: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.vmap(lambda given, x: functional_call(one, given, (x,)))(given, x)
+        return out
+
+    traced = torch.compile(outputs, backend="aot_eager", fullgraph=True, dynamic=False)
+    wanted = torch.stack([net(x[seed], []) for seed, net in enumerate(nets)])
+    torch.testing.assert_close(traced(given, x), wanted, atol=1e-4, rtol=1e-4)
+    shared = torch.vmap(lambda x: as_one(nets[0], x, []))(x)  # one network, rows of two seeds
+    wanted = torch.stack([nets[0](rows, []) for rows in x])
+    torch.testing.assert_close(shared, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_features_may_lie_in_memory_in_any_way() -> None:
+    net, x = network(2), normal(13, 256).mT
+    torch.testing.assert_close(as_one(net, x, []), net(x.contiguous(), []), atol=1e-4, rtol=1e-4)
+
+
+class Tripled(FlashNet):
+    """Somebody's own, which computes something else."""
+
+    def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
+        return 3 * super().forward(x, fresh)
+
+
+def test_other_networks_are_never_taken_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(256, 13)
+    torch.manual_seed(0)
+    net, tripled = network(2), Tripled(CONFIG, 13, 11, 2)
+    deeper = FlashNetConfig(width=64, blocks=3).build(13, 11, 2)
+    other = XQCNetConfig(width=64).build(13, 11, 2)
+    pairs = [(tripled, net), (net, tripled), (net, deeper), (net, other), (net, network(2, seed=1))]
+    wanted = [one.with_frozen(frozen, x, []) for one, frozen in pairs]
+    frozen_beside: list[bool] = []
+    whole = module.flash_net
+
+    def counted(x: Tensor, learning: Any, frozen: Any = None, **more: Any) -> Any:
+        frozen_beside.append(frozen is not None)
+        return whole(x, learning, frozen, **more)
+
+    monkeypatch.setattr(module, "flash_net", counted)
+    monkeypatch.setattr(flash, "is_fused", lambda x: True)
+    found = [one.with_frozen(frozen, x, []) for one, frozen in pairs]
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+    # The last pair alone is one operation; in the others, at most one network by itself.
+    assert frozen_beside[-1]
+    assert not any(frozen_beside[:-1])
 
 
 def test_without_gradients_it_gives_the_same() -> None:
@@ -194,7 +269,7 @@ def test_compiled_code_in_bf16_takes_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch
 
     def outputs(x: Tensor) -> tuple[Tensor, ...]:
         fresh: list[Tensor] = []
-        return *net.beside(other, x, fresh), *fresh
+        return *net.with_frozen(other, x, fresh), *fresh
 
     def results_of(call: Any) -> tuple[list[Tensor], list[Tensor]]:
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):

@@ -152,15 +152,19 @@ LEARNING, FROZEN, NORM_ROWS = 2, 2, 256  # members, and rows of their batch
 
 
 @pytest.mark.parametrize("plus", [False, True])
-@pytest.mark.parametrize(("groups", "columns", "width"), [(1, 13, 64), (2, 13, 64), (4, 192, 192)])
+@pytest.mark.parametrize(
+    ("groups", "learning", "columns", "width"),
+    [(1, 2, 13, 64), (2, 2, 13, 64), (2, 4, 13, 64), (4, 2, 192, 192)],
+)
 @kernel
-def test_batch_norm(groups: int, columns: int, width: int, plus: bool) -> None:
-    """Of features that members share, fewer than there is room for, and of their own; far from zero."""
-    members = LEARNING + FROZEN
+def test_batch_norm(groups: int, learning: int, columns: int, width: int, plus: bool) -> None:
+    """Of features that members share, all of them or those of a seed, fewer than there is room for, and of their own;
+    far from zero."""
+    members = 2 * learning
     y = 3 * normal(groups, NORM_ROWS, columns) + 50
     norm = [normal(members, columns, seed=seed) for seed in range(4)]
     more = normal(members, NORM_ROWS, width) if plus and columns == width else None
-    options: dict[str, Any] = {"relu": plus, "learning": LEARNING, "momentum": 0.01, "eps": 1e-5}
+    options: dict[str, Any] = {"relu": plus, "learning": learning, "momentum": 0.01, "eps": 1e-5}
     found, wanted = (torch.empty(members, NORM_ROWS, width, device=DEVICE) for _ in range(2))
     stats = flash_net.normalise(y, norm, more, found, **options)
     of_plain = plain.normalise(y, norm, more, wanted, **options)
@@ -168,17 +172,17 @@ def test_batch_norm(groups: int, columns: int, width: int, plus: bool) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("groups", "columns"), [(1, 13), (2, 192)])
+@pytest.mark.parametrize(("groups", "learning", "columns"), [(1, 2, 13), (2, 4, 13), (2, 2, 192)])
 @kernel
-def test_batch_norm_backward(groups: int, columns: int) -> None:
+def test_batch_norm_backward(groups: int, learning: int, columns: int) -> None:
     """Of the input, which is shared, only the sums; of other features in place."""
-    through = groups == LEARNING
+    through = groups == learning
     y = 3 * normal(groups, NORM_ROWS, columns)
-    above = normal(LEARNING, NORM_ROWS, 192)
-    stats = torch.stack([normal(LEARNING + FROZEN, columns, seed=seed).abs() for seed in range(4)])
-    norm = [normal(LEARNING + FROZEN, columns, seed=seed) for seed in (5, 6)]
+    above = normal(learning, NORM_ROWS, 192)
+    stats = torch.stack([normal(2 * learning, columns, seed=seed).abs() for seed in range(4)])
+    norm = [normal(2 * learning, columns, seed=seed) for seed in (5, 6)]
     found, wanted = (
-        [torch.empty(LEARNING, columns, device=DEVICE) for _ in range(2)] for _ in "12"
+        [torch.empty(learning, columns, device=DEVICE) for _ in range(2)] for _ in "12"
     )
     ways: list[Any] = [
         (above.clone(), flash_net.norm_backward, found),

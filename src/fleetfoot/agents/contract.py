@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
+from fleetfoot.nn.network import Network
 
 
 class Agent(Protocol):
@@ -195,6 +196,8 @@ class Traits(NamedTuple):
     `behaviour` does not change (so `observe` must not change what it reads)."""
     cannot_stack_reason: str | None = None
     """Why several seeds of it cannot be trained as one batched computation; None: they can."""
+    batch_statistics: bool = False
+    """The agent calls networks with BatchNorms in training mode and stores what their statistics become."""
 
 
 def traits(cfg: AgentConfig) -> Traits:
@@ -233,9 +236,23 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
                 f"{name}.compiled_methods names {method!r}, which is not a method of it."
             )
     periods(agent)
+    if not traits(cfg).batch_statistics:
+        _check_no_batch_norms(agent)
     if traits(cfg).gives_initial_priorities:
         as_prioritising(agent)
     return cast(Agent, agent)
+
+
+def _check_no_batch_norms(agent: Any) -> None:
+    """Statistics that nobody updates would stay at zero and one, and normalise nothing."""
+    parts = [value for value in vars(agent).values() if isinstance(value, nn.Module)]
+    for network in (module for part in parts for module in part.modules()):
+        if isinstance(network, Network) and network.batch_statistics:
+            raise UserError(
+                f"{type(agent).__name__} does not update the statistics of networks with BatchNorms, such as "
+                f"{type(network).__name__}: choose another network, or FlashSAC. (An agent of your own that updates "
+                "them says so in its Traits.)"
+            )
 
 
 def compiled_methods(agent: Agent) -> tuple[str, ...] | None:

@@ -52,7 +52,7 @@ from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
-from fleetfoot.nn.batch_norm import named, running, statistics, store_
+from fleetfoot.nn.batch_norm import named, running, statistics, statistics_in_order, store_
 from fleetfoot.nn.encode import ObsNorms, QNetwork
 from fleetfoot.nn.flash import FlashNetConfig
 from fleetfoot.nn.freeze import frozen
@@ -110,7 +110,7 @@ class FlashSACConfig:
 
     @property
     def traits(self) -> Traits:
-        return Traits(follows_episodes=True)
+        return Traits(follows_episodes=True, batch_statistics=True)
 
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
@@ -155,8 +155,9 @@ class FlashSAC(Stateful):
             self.gaussian = Gaussian(encoder, cfg.policy_net, self.action_size, log_std=log_std)
             encoder = plain.encoder("critic", cfg.task_embedding)
             self.critic = QNetwork(encoder, cfg.critic_net, *sizes).to(device)
-        check_normalises("policy_net", cfg.policy_net, self.gaussian.net)
-        check_normalises("critic_net", cfg.critic_net, self.critic.net)
+        inputs = self.gaussian.encoder.size, self.critic.encoder.size + self.action_size
+        check_normalises("policy_net", cfg.policy_net, self.gaussian.net, inputs[0])
+        check_normalises("critic_net", cfg.critic_net, self.critic.net, inputs[1])
         self.policy, self.behaviour = Greedy(self.gaussian.to(device)), Sampled(self.gaussian)
         self.critic_target = target_copy(self.critic, plain.critic)
         self.alpha = Temperature(cfg.alpha).to(device)
@@ -218,7 +219,7 @@ class FlashSAC(Stateful):
         fresh: list[Tensor] = []
         both = (joint(batch.obs, batch.next_obs), torch.cat([batch.action, next_action]))
         # The critic of s and the target critic of s', each in training mode on both: [E, B, K], (5)
-        logits, next_logits = self.critic.beside(self.critic_target, *both, fresh)
+        logits, next_logits = self.critic.with_frozen(self.critic_target, *both, fresh)
         target, clipped = self.target_distribution(batch, next_logits, log_prob)  # [B, K]
         cross_entropy, q = categorical.cross_entropy(logits, target, self.z)  # [E, B]
         loss = (batch.weight * cross_entropy).mean()  # (7)
@@ -254,12 +255,18 @@ class FlashSAC(Stateful):
         return self.reward_scale.undo(self._smallest_q(obs, action), obs.task)
 
 
-def check_normalises(field: str, cfg: NetworkConfig, network: Network) -> None:
+def check_normalises(field: str, cfg: NetworkConfig, network: Network, inputs: int) -> None:
     """Others would run, on observations of any size: nothing else here normalises them."""
-    if not getattr(network, "batch_statistics", False):
+    kind = type(cfg).__name__
+    if not (isinstance(network, Network) and network.batch_statistics and statistics(network)):
         raise UserError(
             f"FlashSAC needs networks with BatchNorms, such as FlashNetConfig or XQCNetConfig: agent.{field} cannot "
-            f"be {type(cfg).__name__}."
+            f"be {kind}."
+        )
+    if not statistics_in_order(network, inputs):
+        raise UserError(
+            f"agent.{field}: the network of {kind} must call each of its BatchNorms once, with `fresh`, in the order "
+            "in which it makes them."
         )
 
 

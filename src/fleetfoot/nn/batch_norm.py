@@ -69,6 +69,20 @@ def statistics(network: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
+def statistics_in_order(network: nn.Module, inputs: int) -> bool:
+    """Does a call in training mode append what belongs to each of `statistics`, in the same order?"""
+    called: list[nn.Module] = []
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(lambda norm, _: called.append(norm)) for norm in norms]
+    fresh: list[Tensor] = []
+    rows = torch.zeros(2, inputs, device=norms[0].mean.device)
+    network(rows, fresh)
+    for hook in hooks:
+        hook.remove()
+    return called == norms and len(fresh) == 2 * len(norms)
+
+
+@torch.no_grad()
 def store_(running: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
     """Write what training-mode calls have appended; `running` in the order of those calls. One launch on a GPU."""
     if running:

@@ -72,16 +72,18 @@ class QNetwork(nn.Module):
     def forward(self, obs: Obs, action: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
         return self.net(torch.cat([self.encoder(obs), action], dim=-1), fresh)
 
-    def beside(
+    def with_frozen(
         self, frozen: QNetwork, obs: Obs, action: Tensor, fresh: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """As `Network.beside`."""
+        """As `Network.with_frozen`."""
         if self.encoder.embed is not None:  # the frozen one has vectors of its own
             half = len(action) // 2
             with torch.no_grad():
                 of_frozen = frozen(obs, action, [])
             return self(obs, action, fresh)[:, :half], of_frozen[:, half:]
-        return self.net.beside(frozen.net, torch.cat([self.encoder(obs), action], dim=-1), fresh)
+        return self.net.with_frozen(
+            frozen.net, torch.cat([self.encoder(obs), action], dim=-1), fresh
+        )
 
     def constrain_(self) -> None:
         self.encoder.constrain_()

@@ -21,7 +21,7 @@ from fleetfoot.nn.batch_norm import BatchNorm, statistics
 from fleetfoot.nn.linear import Linear, orthogonal_
 from fleetfoot.nn.network import Network
 from fleetfoot.ops import flash_net
-from fleetfoot.ops.affine import affine
+from fleetfoot.ops.affine import affine, is_fused
 from fleetfoot.ops.project import root_length_, unit_columns_
 
 EXPANSION = 4
@@ -80,7 +80,7 @@ class Block(nn.Module):
         self.norm2 = BatchNorm(width, ensemble_size, relu=True)
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None) -> Tensor:
-        if fresh is None and _fused(x):
+        if fresh is None and is_fused(x):
             return self.folded(x)
         inner = self.w2(self.norm1(self.w1(x), fresh))
         # Compiled, the sum is part of a kernel. Elsewhere whoever looks at units finds them after their ReLU.
@@ -109,7 +109,7 @@ class FlashNet(Network):
         self.constrain_()
 
     def forward(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
-        if fresh is not None and _fused(x) and self._fits(x):
+        if fresh is not None and is_fused(x) and self._fits(x):
             return self._as_one(x, fresh)[0]
         x = self.embed(self.norm(x, fresh))
         for block in self.blocks:
@@ -117,18 +117,21 @@ class FlashNet(Network):
         out: Tensor = self.head(self.end(x))
         return out
 
-    def beside(self, frozen: Network, x: Tensor, fresh: list[Tensor]) -> tuple[Tensor, Tensor]:
-        if _fused(x) and self._fits(x):
+    def with_frozen(self, frozen: Network, x: Tensor, fresh: list[Tensor]) -> tuple[Tensor, Tensor]:
+        alike = type(frozen) is FlashNet and len(frozen.blocks) == len(self.blocks)
+        if alike and is_fused(x) and self._fits(x):
             return self._as_one(x, fresh, frozen)
-        return super().beside(frozen, x, fresh)
+        return super().with_frozen(frozen, x, fresh)
 
     def _fits(self, x: Tensor) -> bool:
-        return not self.learned_inputs and flash_net.fits(x, self.end.weight.shape[-1])
+        """Can the operation stand for this network? Not for a subclass, which may compute something else."""
+        own = type(self) is FlashNet and not self.learned_inputs
+        return own and flash_net.fits(x, self.end.weight.shape[-1])
 
     def _as_one(
         self, x: Tensor, fresh: list[Tensor], frozen: Network | None = None
     ) -> tuple[Tensor, Tensor]:
-        """In training mode as one operation; with a frozen network as in `beside`."""
+        """In training mode as one operation; with a frozen network as in `with_frozen`."""
         norm = self.norm
         out, of_frozen, new = flash_net.flash_net(
             x,
@@ -149,11 +152,6 @@ class FlashNet(Network):
                 root_length_(module.weight, module.bias)
             elif isinstance(module, RMSNorm):
                 root_length_(module.weight)
-
-
-def _fused(x: Tensor) -> bool:
-    """Is this code that is compiled for a GPU in bf16?"""
-    return x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
 
 
 def _parameters(network: nn.Module) -> flash_net.Parameters:

@@ -16,14 +16,14 @@ class Network(nn.Module):
     """
 
     batch_statistics: ClassVar[bool] = False
-    learned_inputs = False  # do gradients flow on to what enters, as to the vectors of tasks?
+    learned_inputs = False  # does the input need gradients, as behind learned embeddings of tasks?
 
     def __call__(self, x: Tensor, fresh: list[Tensor] | None = None) -> Tensor:
         given = (x, fresh) if self.batch_statistics else (x,)
         out: Tensor = super().__call__(*given)
         return out
 
-    def beside(self, frozen: Network, x: Tensor, fresh: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def with_frozen(self, frozen: Network, x: Tensor, fresh: list[Tensor]) -> tuple[Tensor, Tensor]:
         """In training mode on all rows: the outputs of this network for the first half of them, and for the second half
         those of another one of its kind, through which no gradient flows. A network may compute both at once."""
         half = x.shape[-2] // 2

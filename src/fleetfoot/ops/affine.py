@@ -25,7 +25,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -
     x [B, in] and weight [in, out] -> [B, out]; weight [E, in, out] and x [E, B, in], or [B, in] for all members,
     -> [E, B, out]. bias [out] or [E, out].
     """
-    if x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda"):
+    if is_fused(x):
         return _aligned(x, weight, bias, relu)
     if weight.dim() == 3:
         x = x.expand(weight.shape[0], -1, -1) if x.dim() == 2 else x
@@ -33,6 +33,11 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -
     else:
         out = x @ weight if bias is None else torch.addmm(bias, x, weight)
     return F.relu(out) if relu else out
+
+
+def is_fused(x: Tensor) -> bool:
+    """Is this code that is compiled for a GPU in bf16?"""
+    return x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
 
 
 def _aligned(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

@@ -25,22 +25,23 @@ from torch import Tensor
 from fleetfoot.ops import flash_net_plain
 from fleetfoot.ops.affine import ALIGNED
 
-ROWS = 128  # rows come in multiples of it
+ROWS = 128  # rows come in multiples of it: whole tiles of the kernels, and equal parts of them for sums
 
 
 class Parameters(NamedTuple):
-    """Of one network, or [E, ...] of an ensemble."""
+    """What one network is made of, or, [E, ...], an ensemble."""
 
     weights: Sequence[Tensor]  # of the embedder, of both layers of each block, of the head
     scales: Sequence[Tensor]  # of the BatchNorms, in the order of the forward pass
     shifts: Sequence[Tensor]
     rms_scale: Tensor
     bias: Tensor  # of the head
-    running: Sequence[Tensor]  # means and variances of the BatchNorms, in turns
+    running: Sequence[Tensor]  # of the BatchNorms: mean, variance, mean, variance, ...
 
 
 def fits(x: Tensor, width: int) -> bool:
-    """Can this operation be used? Not where features are learned, as vectors of tasks are."""
+    """Can this operation be used? Not where x needs gradients, as behind learned embeddings of tasks. (With several
+    seeds, `requires_grad` does not show it: there `Network.learned_inputs` must say so.)"""
     return (
         x.dim() == 2
         and x.shape[0] % ROWS == 0
@@ -78,7 +79,15 @@ def flash_net(
         casts = [_aligned(weight).to(dtype) for weight in weights]
     first = networks[0]
     learned = [*first.weights, *first.scales, *first.shifts, first.rms_scale]
-    given = (x.detach().unsqueeze(0), learned, casts, scales, shifts, rms_scale, running)
+    given = (
+        x.detach().contiguous().unsqueeze(0),
+        learned,
+        casts,
+        scales,
+        shifts,
+        rms_scale,
+        running,
+    )
     out, *kept = forward_in_graph(*given, momentum, eps, rms_eps)
     count, outputs = len(first.rms_scale), first.bias.shape[-1]
     fresh = [stats.detach()[at, :count] for stats in kept[KEPT:] for at in (2, 3)]
@@ -104,7 +113,7 @@ def _as_ensemble(network: Parameters) -> Parameters:
 
 
 def _split(values: list[Any], layers: int, norms: int) -> tuple[list[Any], ...]:
-    """Of layers, scales, shifts, and the rest."""
+    """Into those of layers, scales and shifts, and the rest."""
     ends = [layers, layers + norms, layers + 2 * norms]
     return (
         values[: ends[0]],
@@ -115,7 +124,7 @@ def _split(values: list[Any], layers: int, norms: int) -> tuple[list[Any], ...]:
 
 
 def _aligned(weight: Tensor) -> Tensor:
-    """Filled up with zeros."""
+    """Zero-padded to multiples of `ALIGNED`."""
     inputs, outputs = weight.shape[-2:]
     return F.pad(weight, (0, -outputs % ALIGNED, 0, -inputs % ALIGNED))
 
@@ -166,7 +175,7 @@ def forward(
 
 
 def _room(x: Tensor, learned: list[Tensor], casts: list[Tensor]) -> tuple[Tensor, ...]:
-    """Memory for the results of `forward` but the statistics."""
+    """Empty tensors for the results of `forward`, except the statistics."""
     rows, blocks = x.shape[1], (len(casts) - 2) // 2
     members, inputs, width = casts[0].shape
     hidden, outputs = casts[1].shape[2], casts[-1].shape[2]
@@ -334,7 +343,8 @@ forward_in_graph.register_autograd(_backward, setup_context=_keep)
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[list[Tensor], list[int]]:
     """Several seeds are more groups. Learning members of all seeds come first, then the frozen ones."""
     seeds = info.batch_size
-    members = args[1][0].movedim(in_dims[1][0], 0).shape[1]  # that learn, of one seed
+    first, at = args[1][0], in_dims[1][0]  # a weight
+    members = (first if at is None else first.select(at, 0)).shape[0]  # that learn, of one seed
 
     def as_members(value: Any, dim: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -346,7 +356,7 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[list[Tensor], li
     x, *networks = args[:7]
     x = x.expand(seeds, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
     stacked = [as_members(*pair) for pair in zip(networks, in_dims[1:7], strict=True)]
-    results = forward_in_graph(x.flatten(0, 1), *stacked, *args[7:])
+    results = forward_in_graph(x.flatten(0, 1).contiguous(), *stacked, *args[7:])
 
     def by_seed(result: Tensor, dim: int) -> Tensor:
         kinds = torch.unflatten(result, dim, (-1, seeds, members)).transpose(dim, dim + 1)

@@ -58,7 +58,8 @@ def norm_backward(
 
 
 def rms(x: Tensor, weight: Tensor, eps: float, out: Tensor, root: Tensor, learning: int) -> None:
-    """Of those that learn the first rows, of the others the last ones, as many as there is room for."""
+    """Writes `out` and `root`: for members that learn the first rows, for the others the last ones, as many as there is
+    room for."""
     count = out.shape[1]
     kept = torch.cat([x[:learning, :count], x[learning:, x.shape[1] - count :]]).float()
     root.copy_((kept.square().mean(-1) + eps).rsqrt())

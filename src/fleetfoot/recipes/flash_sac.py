@@ -192,8 +192,8 @@ def xqc(
 
 
 def pendulum_xqc() -> Recipe:
-    """The pendulum with XQC's networks, of about as many weights, and its settings, but for `tau` and the rates: those
-    are `small`'s, which fall tenfold, as XQC's do."""
+    """The pendulum with XQC's networks, of about as many weights, and its settings, but for `tau` and the first rate,
+    which are `small`'s. The rate falls tenfold on a straight line, as XQC's does."""
     base, optim = pendulum(), AdamConfig(lr=3e-3, lr_end=3e-4, schedule="linear")
     return replace(
         base,

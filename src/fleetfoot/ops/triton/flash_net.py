@@ -2,7 +2,7 @@
 
 A BatchNorm takes two passes over its features. The first adds up columns in parts of the rows, a small kernel adds up
 the parts, and the second pass uses the sums. Measured on an H200: the last program of the first pass could add up the
-parts as well, and so could each program of the second, but both take longer than a kernel of two microseconds.
+parts as well, and so could each program of the second, but neither gained anything.
 
 More than 300 lines: all passes of one operation, forward and backward.
 """
@@ -32,7 +32,7 @@ def _cut(rows: int, of_tile: int, most: int) -> tuple[int, int]:
 
 
 def _shared(groups: int, members: int, learning: int) -> tuple[int, int]:
-    """How many members in turn share a group, and after how many the groups begin anew. Features of their own: 1."""
+    """`share` and `cycle`: the group of a member is member % cycle // share."""
     return (1, members) if groups == members else (learning // groups, learning)
 
 
