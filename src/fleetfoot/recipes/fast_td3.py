@@ -28,12 +28,13 @@ from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 from fleetfoot.topologies.synchronous import SynchronousConfig
 
 
-def mujoco(task: str, value: float, total_vec_steps: int, **changes: Any) -> Recipe:
-    """The MuJoCo tasks of Gymnasium on a few CPU cores: small networks and batches, few environments."""
+def mujoco(task: str, total_vec_steps: int, **changes: Any) -> Recipe:
+    """The MuJoCo tasks of Gymnasium on a few CPU cores: small networks and batches, few environments. Nothing in it
+    depends on the units of the task's rewards."""
     optim = AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.01)
     agent = FastTD3Config(
-        v_min=-value,
-        v_max=value,
+        v_min="auto",
+        v_max="auto",
         num_atoms=51,
         tau=0.02,
         policy_noise=0.1,
@@ -68,7 +69,7 @@ def halfcheetah() -> Recipe:
     learner may see little else, and settle for sliding on the back.
     """
     env = MuJoCoConfig(task="HalfCheetah-v5", episode_length=100)
-    return mujoco("HalfCheetah-v5", 600.0, 3_000, env=env)
+    return mujoco("HalfCheetah-v5", 3_000, env=env)
 
 
 def pendulum() -> Recipe:
@@ -229,7 +230,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     ),
     "fast_td3/walker2d": (
         "Walker2d-v5 on CPU cores",
-        lambda: mujoco("Walker2d-v5", 500.0, 5_000),
+        lambda: mujoco("Walker2d-v5", 5_000),
     ),
     "fast_td3/pendulum": ("pendulum swing-up written in torch", pendulum),
     "fast_td3/pendulum-split": (

@@ -236,7 +236,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     ),
     "flash_sac/walker2d": (
         "Walker2d-v5 on CPU cores",
-        lambda: mujoco(fast_td3.mujoco("Walker2d-v5", 500.0, 5_000)),
+        lambda: mujoco(fast_td3.mujoco("Walker2d-v5", 5_000)),
     ),
     "flash_sac/own": (
         "your own environment (--env ...), whatever its rewards, on CPU cores",
