@@ -157,7 +157,8 @@ def test_another_robot_needs_its_model(policy: deploy.Policy, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", robots.ROBOTS)
-def test_every_part_of_a_robot_is_drawn(name: str) -> None:
+def test_every_part_of_a_robot_is_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLEETFOOT_MENAGERIE", raising=False)  # its meshes are finer
     model = robots.find(name).pictured()
     drawn = shapes(model)
     # From the ground to its head: nothing is missing at either end.
@@ -198,8 +199,9 @@ def test_it_begins_above_that_ground(policy: deploy.Policy, ground: str) -> None
     assert not robot.fallen()
 
 
-def test_a_field_is_drawn_where_the_physics_has_it() -> None:
+def test_a_field_is_drawn_where_the_physics_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points on both triangles of many squares: there the drawn surface is where a ray from above meets the field."""
+    monkeypatch.delenv("FLEETFOOT_MENAGERIE", raising=False)
     model = dataclasses.replace(robots.GO1, heights=Heights(points=16, half=1.0)).pictured()
     (field,) = fixed(model)
     data = mujoco.MjData(model)
