@@ -14,9 +14,11 @@ from fleetfoot.errors import Notice, UserError
 from fleetfoot.run.loading import check_fits
 from support.made_up import make_spec
 
+JOINTS = [{"name": "hip"}, {"name": "knee"}]
 TOLD: dict[str, Any] = {
     "observation": [{"name": "gyro", "size": 3}, {"name": "command", "size": 2}],
-    "joints": [{"name": "hip"}, {"name": "knee"}],
+    "joints": JOINTS,
+    "action": {"names": ["a", "b"]},
 }
 TRAINED = replace(make_spec(action=Continuous(2)), name="home", obs_shape=(5,), description=TOLD)
 
@@ -28,12 +30,19 @@ TRAINED = replace(make_spec(action=Continuous(2)), name="home", obs_shape=(5,), 
         ({"obs_dtype": torch.uint8}, "the type of observations: torch.uint8, not torch.float32"),
         ({"action": Continuous(3)}, r"actions: Continuous\(size=3\), not Continuous\(size=2\)"),
         ({"action": Discrete(2)}, "actions"),
-        ({"tasks": ("one", "two")}, "tasks"),
+        ({"tasks": ("one", "two")}, r"tasks: \('one', 'two'\), not \(\)"),
         (
             {"description": TOLD | {"observation": TOLD["observation"][::-1]}},
-            "the order of observations",
+            "the order of observations: number 1 is command, not gyro",
         ),
-        ({"description": TOLD | {"joints": TOLD["joints"][::-1]}}, "joints"),
+        (
+            {"description": TOLD | {"joints": [*JOINTS[:1], {"name": "toe"}]}},
+            "joints: number 2 is toe, not knee",
+        ),
+        (
+            {"description": TOLD | {"action": {"names": ["a", "c"]}}},
+            "the order of actions: number 2 is c, not b",
+        ),
     ],
 )
 def test_what_differs_is_refused(change: dict[str, Any], what: str) -> None:
@@ -54,6 +63,14 @@ def test_where_nothing_tells_a_line_says_so() -> None:
         check_fits(replace(TRAINED, name="away", description={}), TRAINED)
     with pytest.raises(UserError, match=r"no spec\.json"):
         check_fits(TRAINED, None)
+
+
+@pytest.mark.parametrize("odd", [5, None, ["gyro", 3], [{"size": 3}], "abc", {"a": 1}, [None]])
+@pytest.mark.parametrize("key", list(TOLD))
+def test_odd_descriptions_tell_nothing(key: str, odd: Any) -> None:
+    """They may be a stranger's."""
+    check_fits(replace(TRAINED, description=TOLD | {key: odd}), TRAINED)
+    check_fits(TRAINED, replace(TRAINED, description=TOLD | {key: odd}))
 
 
 def test_a_long_difference_is_cut_short() -> None:

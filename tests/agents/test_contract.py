@@ -228,3 +228,32 @@ def test_who_does_not_update_statistics_refuses_batch_norms(
         build(name, **{field: net})
     assert type(net.build(2, 2)).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Networked(nn.Module):
+    """An agent that is a module itself, and so has all that is required but these."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.policy = self.behaviour = net
+        self.updates = 0
+
+    def observe(self, fresh: Any) -> None: ...
+    def update(self, batch: Any) -> Any: ...
+
+
+class Slotted:
+    __slots__ = ("behaviour", "policy", "updates")
+    observe, update = Bare.observe, Bare.update
+    state_dict, load_state_dict = Bare.state_dict, Bare.load_state_dict
+
+    def __init__(self) -> None:
+        self.policy = self.behaviour = nn.Linear(3, 2)
+        self.updates = 0
+
+
+def test_agents_of_other_shapes_are_looked_at_too() -> None:
+    with pytest.raises(UserError, match="Networked does not update the statistics"):
+        check_agent(Networked(XQCNetConfig(width=8).build(3, 2)), CFG)
+    check_agent(Networked(nn.Linear(3, 2)), CFG)
+    check_agent(Slotted(), CFG)

@@ -687,3 +687,4 @@ def test_updates_with_networks_as_one_operation_are_the_same(
             # A unit within a rounding error of zero may be on for one and off for the other.
             off = ~torch.isclose(two[key], value, atol=2e-4, rtol=1e-3)
             assert float(off.float().mean()) < 0.02, f"{name}.{key}"
+            assert float((two[key] - value).abs().max()) < 0.02, f"{name}.{key}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fleetfoot import recipes
 from fleetfoot.agents.contract import traits
 from fleetfoot.agents.ddpg import DDPGConfig
 from fleetfoot.agents.dqn import DQNConfig
@@ -157,3 +158,11 @@ def test_a_range_that_fits_is_not(
     shares: list[float | None], recwarn: pytest.WarningsRecorder
 ) -> None:
     assert notices(shares, recwarn) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["fast_td3/halfcheetah", "fast_td3/walker2d", "fast_sac/halfcheetah"]
+)
+def test_recipes_that_may_be_given_another_task_choose_no_range(name: str) -> None:
+    agent: Any = recipes.get(name).agent
+    assert (agent.v_min, agent.v_max) == ("auto", "auto")

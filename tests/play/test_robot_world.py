@@ -182,6 +182,9 @@ def test_a_policy_is_played_on_the_ground_that_it_was_trained_on(policy: deploy.
     for odd in odds:
         assert playing.find(with_ground(about, odd)) == robots.T1
     assert playing.find(dataclasses.replace(about, raw=about.raw | {"training": 3})) == robots.T1
+    rough = {"recipe": {"env": {"task": "T1JoystickRoughTerrain"}}}  # of MuJoCo Playground
+    there = dataclasses.replace(about, raw=about.raw | {"training": rough})
+    assert playing.find(there).heights is not None
     # Another one may be asked for, but not for a model that has its own.
     assert playing.find(with_ground(about, "rough"), ground="flat") == robots.T1
     with pytest.raises(UserError, match="a --model has its own ground"):
@@ -214,3 +217,14 @@ def test_a_field_is_drawn_where_the_physics_has_it(monkeypatch: pytest.MonkeyPat
         met = 1.0 - mujoco.mj_rayHfield(model, data, floor, above, down, None)
         assert met == pytest.approx(point[2], abs=1e-6)
     assert lowest_plane(model) == pytest.approx(-AROUND)
+
+
+def test_the_lowest_plane_is_a_horizontal_one() -> None:
+    def height(*planes: str) -> float:
+        geoms = "".join(f'<geom type="plane" size="1 1 1" {plane}/>' for plane in planes)
+        text = f"<mujoco><worldbody>{geoms}</worldbody></mujoco>"
+        return lowest_plane(mujoco.MjModel.from_xml_string(text))
+
+    assert height() == 0.0
+    assert height('pos="0 0 .5"') == 0.5
+    assert height('pos="0 0 .5"', 'pos="0 0 -.2"', 'pos="0 0 -3" euler="90 0 0"') == -0.2

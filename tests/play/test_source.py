@@ -76,6 +76,7 @@ def test_wrong_input_is_one_line(
         "not an ONNX file": ["play", str(text)],
         "no screen": ["play", "--viewer", "native"],
         "no model": ["play", "--model", "nothing.xml"],
+        "invalid choice 'mud'": ["play", "--ground", "mud"],
         "--port must be": ["play", "--port", "70000"],
         "cannot listen": ["play", "--host", "203.0.113.7", "--port", "0"],
         "which run?": ["watch"],
@@ -84,6 +85,18 @@ def test_wrong_input_is_one_line(
     }
     for words, args in said.items():
         assert words in refusal(capsys, *args), args
+
+
+def test_the_ground_can_be_chosen_for_robots_alone(run: Path) -> None:
+    for ground in ("flat", "rough", "heights"):
+        robot = open_source([SHIPPED], ground=ground).robot
+        assert robot is not None
+        assert (robot.roughness > 0.0, robot.heights is not None) == (
+            ground == "rough",
+            ground == "heights",
+        )
+    with pytest.raises(UserError, match=r"not for a robot of the package.*--ground has no effect"):
+        open_source([run], ground="rough")
 
 
 def test_a_run_without_a_checkpoint_is_one_line(

@@ -245,7 +245,8 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
 
 def _check_no_batch_norms(agent: Any) -> None:
     """Statistics that nobody updates would stay at zero and one, and normalise nothing."""
-    parts = [value for value in vars(agent).values() if isinstance(value, nn.Module)]
+    values = [agent, *getattr(agent, "__dict__", {}).values()]
+    parts = [value for value in values if isinstance(value, nn.Module)]
     for network in (module for part in parts for module in part.modules()):
         if isinstance(network, Network) and network.batch_statistics:
             raise UserError(

@@ -76,9 +76,12 @@ def statistics_in_order(network: nn.Module, inputs: int) -> bool:
     hooks = [norm.register_forward_pre_hook(lambda norm, _: called.append(norm)) for norm in norms]
     fresh: list[Tensor] = []
     rows = torch.zeros(2, inputs, device=norms[0].mean.device)
-    network(rows, fresh)
-    for hook in hooks:
-        hook.remove()
+    try:
+        with torch.random.fork_rng(devices=[]):  # a network may have dropout
+            network(rows, fresh)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return called == norms and len(fresh) == 2 * len(norms)
 
 

@@ -62,10 +62,14 @@ def find(about: deploy.About, model: Path | None = None, ground: Ground | None =
 
 def trained_on(about: deploy.About) -> Ground:
     """The ground in the recipe that an exported policy brings along; flat where it does not tell."""
-    told: object = about.raw
-    for key in ("training", "recipe", "env", "ground"):
-        told = told.get(key) if isinstance(told, dict) else None
-    return next((ground for ground in get_args(Ground) if ground == told), "flat")
+    env: object = about.raw
+    for key in ("training", "recipe", "env"):
+        env = env.get(key) if isinstance(env, dict) else None
+    if not isinstance(env, dict):
+        return "flat"
+    if str(env.get("task", "")).endswith("JoystickRoughTerrain"):  # of MuJoCo Playground
+        return "heights"
+    return next((ground for ground in get_args(Ground) if ground == env.get("ground")), "flat")
 
 
 def is_robot(about: deploy.About) -> bool:

@@ -18,6 +18,7 @@ from fleetfoot.play import shapes
 from fleetfoot.play.robot import Array, SimulatedRobot
 
 COMMAND, MEASURED, ROPE = (30, 136, 229), (67, 160, 71), (229, 57, 53)
+GROUND = 0.1  # m: what is lower belongs to the ground
 ABOVE = 0.25  # m: how far above the robot the arrows are
 
 
@@ -55,7 +56,8 @@ class Scene:
         for i, shape in enumerate(shapes.shapes(self.model)):
             self._add(i, shape)
         for i, shape in enumerate(shapes.fixed(self.model)):
-            self._mesh(f"/world/fixed/{i}", shape, cast_shadow=False)
+            # Low ground would only be streaked by its own shadow.
+            self._mesh(f"/world/fixed/{i}", shape, cast_shadow=shape.vertices[:, 2].max() > GROUND)
         self.arrows = {
             name: server.scene.add_arrows(
                 f"/world/{name}",
@@ -97,7 +99,7 @@ class Scene:
         async def _(event: Any) -> None:
             self._drag(body, event)
 
-    def _mesh(self, name: str, shape: shapes.Shape, cast_shadow: bool = True) -> Any:
+    def _mesh(self, name: str, shape: shapes.Shape, cast_shadow: Any = True) -> Any:
         if shape.colors is not None:
             from trimesh import Trimesh
 
@@ -108,7 +110,7 @@ class Scene:
                 process=False,
             )
             return self.server.scene.add_mesh_trimesh(
-                name, mesh, cast_shadow=cast_shadow, receive_shadow=0.5
+                name, mesh, cast_shadow=bool(cast_shadow), receive_shadow=0.5
             )
         return self.server.scene.add_mesh_simple(
             name,
@@ -116,7 +118,7 @@ class Scene:
             shape.faces.astype(np.uint32),
             color=shape.color,
             flat_shading=not shape.smooth,
-            cast_shadow=cast_shadow,
+            cast_shadow=bool(cast_shadow),
         )
 
     def _drag(self, body: int, event: Any) -> None:

@@ -65,9 +65,11 @@ def fixed(model: mujoco.MjModel) -> list[Shape]:
 
 
 def lowest_plane(model: mujoco.MjModel) -> float:
-    """Its height; 0 where there is none."""
-    planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-    return float(model.geom_pos[planes, 2].min(initial=0.0))
+    """The height of the lowest horizontal one; 0 where there is none."""
+    _, x, y, _ = model.geom_quat.T
+    level = 1.0 - 2.0 * (x * x + y * y) > 0.999
+    heights = model.geom_pos[(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & level, 2]
+    return float(heights.min()) if len(heights) else 0.0
 
 
 def _geom(model: mujoco.MjModel, i: int, bare: bool) -> Shape | None:

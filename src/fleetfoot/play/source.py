@@ -56,7 +56,10 @@ def open_source(
         return Source(policies, robot.find(first.about, model, ground), None)
     for option, given in (("--model", model), ("--ground", ground)):
         if given is not None:
-            raise UserError(f"{first.about.name} is not for a robot: {option} has no effect.")
+            raise UserError(
+                f"{first.about.name} is not for a robot of the package, nor does it describe its joints: "
+                f"{option} has no effect."
+            )
     if recipe is None:
         recipe = recipe_inside(first.about)
     return Source(policies, None, recipe.env)

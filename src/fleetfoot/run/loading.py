@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,11 +56,12 @@ def check_fits(spec: EnvSpec, trained: EnvSpec | None) -> None:
         ("tasks", spec.tasks, trained.tasks),
         ("the order of observations", *_told(spec, trained, "observation")),
         ("joints", *_told(spec, trained, "joints")),
+        ("the order of actions", *_told(spec, trained, "action")),
     ):
         if one != other:
-            here, there = (textwrap.shorten(str(value), 80) for value in (one, other))
             raise UserError(
-                f"this policy was trained for {trained.name}, and {spec.name} differs in {what}: {here}, not {there}."
+                f"this policy was trained for {trained.name}, and {spec.name} differs in {what}: "
+                f"{_difference(one, other)}."
             )
     known = all("observation" in one.description for one in (spec, trained))
     if not known and spec.name != trained.name:
@@ -73,12 +73,27 @@ def check_fits(spec: EnvSpec, trained: EnvSpec | None) -> None:
         )
 
 
-def _told(one: EnvSpec, other: EnvSpec, key: str) -> tuple[list[Any], list[Any]]:
-    """The names and sizes in both descriptions; nothing where one of them has none."""
-    specs = (one, other)
-    if not all(key in spec.description for spec in specs):
-        return [], []
-    here, there = (
-        [(part["name"], part.get("size", 1)) for part in spec.description[key]] for spec in specs
-    )
-    return here, there
+def _told(one: EnvSpec, other: EnvSpec, key: str) -> tuple[list[str], list[str]]:
+    """The names in both descriptions; nothing where one of them has none, or something else."""
+    here, there = (_names(spec.description.get(key)) for spec in (one, other))
+    return (here, there) if here and there else ([], [])
+
+
+def _names(told: Any) -> list[str]:
+    """Descriptions are of whoever wrote the environment, or the file: anything may be there."""
+    if isinstance(told, dict):
+        told = told.get("names")
+    if not isinstance(told, list):
+        return []
+    names = [part.get("name") if isinstance(part, dict) else part for part in told]
+    return [str(name) for name in names] if all(isinstance(name, str) for name in names) else []
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Of long lists, the first entries that differ."""
+    if isinstance(one, (list, tuple)) and len(one) == len(other) and len(one) > 1:
+        at = next(i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+        return f"number {at + 1} is {one[at]!s:.60}, not {other[at]!s:.60}"
+    if isinstance(one, (list, tuple)) and max(len(one), len(other)) > 3:
+        return f"{len(one)} of them, not {len(other)}"
+    return f"{one}, not {other}"
