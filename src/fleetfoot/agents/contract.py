@@ -58,11 +58,15 @@ class Agent(Protocol):
 
 
 class Accelerated(Agent, Protocol):
-    """An agent that says what of it may be compiled and recorded. Either may be missing."""
+    """An agent that says what of it may be compiled and recorded. Each may be missing."""
 
     compiled_methods: ClassVar[tuple[str, ...]]
     """Names of pure methods: tensors in, tensors out (also in tuples, lists, dicts and `Loss`), no randomness of their
     own, and nothing changed. Usually the losses. They are also what several seeds compute as one."""
+
+    compiled_steps: ClassVar[tuple[str, ...]]
+    """Names of methods without arguments or results that change weights, each number by itself or as `constrain_` does:
+    steps of target networks."""
 
     @property
     def periods(self) -> tuple[int | tuple[int, int], ...]:
@@ -230,11 +234,8 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     for signature in REQUIRED_METHODS:
         if not callable(getattr(agent, signature.partition("(")[0], None)):
             raise UserError(f"{name} needs a method {signature}.")
-    for method in compiled_methods(agent) or ():
-        if not callable(getattr(agent, method, None)):
-            raise UserError(
-                f"{name}.compiled_methods names {method!r}, which is not a method of it."
-            )
+    compiled_methods(agent)
+    compiled_steps(agent)
     periods(agent)
     if not traits(cfg).batch_statistics:
         _check_no_batch_norms(agent)
@@ -258,13 +259,23 @@ def _check_no_batch_norms(agent: Any) -> None:
 
 def compiled_methods(agent: Agent) -> tuple[str, ...] | None:
     """None where the agent does not say what may be compiled."""
-    names = getattr(agent, "compiled_methods", None)
+    return _method_names(agent, "compiled_methods")
+
+
+def compiled_steps(agent: Agent) -> tuple[str, ...]:
+    return _method_names(agent, "compiled_steps") or ()
+
+
+def _method_names(agent: Agent, attribute: str) -> tuple[str, ...] | None:
+    """Those that the agent lists; None where it has no such list."""
+    names, kind = getattr(agent, attribute, None), type(agent).__name__
     if names is None:
         return None
     if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
-        raise UserError(
-            f"{type(agent).__name__}.compiled_methods must be a tuple of method names, not {names!r}."
-        )
+        raise UserError(f"{kind}.{attribute} must be a tuple of method names, not {names!r}.")
+    for name in names:
+        if not callable(getattr(agent, name, None)):
+            raise UserError(f"{kind}.{attribute} names {name!r}, which is not a method of it.")
     return names
 
 

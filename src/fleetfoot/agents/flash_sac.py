@@ -126,6 +126,7 @@ class FlashSAC(Stateful):
     """The agent; the equations are at the top of this file."""
 
     compiled_methods: ClassVar[tuple[str, ...]] = ("policy_loss", "alpha_loss", "critic_loss")
+    compiled_steps: ClassVar[tuple[str, ...]] = ("update_target",)
     state_attrs = (
         *("policy", "critic", "critic_target", "alpha", "reward_scale"),
         *("step_policy", "step_critic", "step_alpha"),
@@ -176,10 +177,13 @@ class FlashSAC(Stateful):
         loss = self.critic_loss(batch, noise)
         metrics |= loss.metrics | {"critic/grad_norm": self.step_critic(loss.loss)}
         store_(statistics(self.critic), self.step_critic.reduce(running(loss.aux)))
-        update_target_ = polyak_ if self.cfg.project_target else average_
-        update_target_(self.critic_target, self.critic, self.cfg.tau)  # (8)
+        self.update_target()  # (8)
         self.updates += 1
         return UpdateResult(metrics, loss.td_error)
+
+    def update_target(self) -> None:
+        follow_ = polyak_ if self.cfg.project_target else average_
+        follow_(self.critic_target, self.critic, self.cfg.tau)
 
     def update_policy(self, batch: Batch) -> dict[str, Tensor]:
         noise = self.policy_noise.normal(len(batch.reward), self.action_size)

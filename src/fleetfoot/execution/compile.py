@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from fleetfoot.agents.contract import Agent, compiled_methods
+from fleetfoot.agents.contract import Agent, compiled_methods, compiled_steps
 from fleetfoot.data import UpdateResult
 from fleetfoot.errors import Notice
 from fleetfoot.optim import LocalStepper
@@ -73,12 +73,20 @@ def updater(
 
 
 def compile_steps(agent: Agent) -> None:
-    """What follows the gradients (their norm, Adam, projections, schedules) as a few kernels instead of a hundred."""
-    for name, stepper in vars(agent).items():
-        if isinstance(stepper, LocalStepper) and stepper.compilable:
+    """What follows the gradients (their norm, Adam, projections, schedules, targets) as a few kernels instead of a
+    hundred."""
+    steppers = {
+        name: value for name, value in vars(agent).items() if isinstance(value, LocalStepper)
+    }
+    for name, stepper in steppers.items():
+        if stepper.compilable:
             _ = stepper.optimizer  # made here, and not while it is being compiled
             plain, own = stepper.apply_in_plain_operations, partial(type(stepper).apply, stepper)
             setattr(stepper, "apply", Compiled(plain, f"{name}.apply", instead=own))  # noqa: B010
+    if all(stepper.compilable for stepper in steppers.values()):
+        for name in compiled_steps(agent):
+            step = getattr(agent, name)
+            setattr(agent, name, Compiled(step, name, instead=step))
 
 
 class Compiled:

@@ -10,13 +10,23 @@ More than 300 lines: all passes of one operation, forward and backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS = 32, 64  # of a tile
+
+class Tile(NamedTuple):
+    """What a program has in its registers at a time: so many rows and columns, in so many warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+STATISTICS, NORMALISE, SUMS, BACKWARD = (Tile(32, 64, 4) for _ in range(4))
 PARTS = 16  # of the rows, at most
 FINISHED = 32  # columns that one program of the small kernel adds up
 WARPS = 4
@@ -136,23 +146,24 @@ def normalise(
     mean, variance, scale, shift = norm
     groups, rows, columns = y.shape
     members, _, width = out.shape
-    parts, tiles = _cut(rows, ROWS, PARTS)
+    parts, tiles = _cut(rows, STATISTICS.rows, PARTS)
     shared = _shared(groups, members, learning)
     stats = torch.empty(4, members, columns, dtype=torch.float32, device=y.device)
     partial = torch.empty(members, parts, 2, columns, dtype=torch.float32, device=y.device)
-    _statistics_kernel[(triton.cdiv(columns, COLUMNS), parts, members)](
-        y, partial, columns, y.stride(0), y.stride(1), *shared,
-        PARTS=parts, TILES=tiles, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+    _statistics_kernel[(triton.cdiv(columns, STATISTICS.columns), parts, members)](
+        y, partial, columns, y.stride(0), y.stride(1), *shared, PARTS=parts, TILES=tiles,
+        ROWS=STATISTICS.rows, COLUMNS=STATISTICS.columns, num_warps=STATISTICS.warps,
     )  # fmt: skip
     _finish_statistics_kernel[(triton.cdiv(columns, FINISHED), members)](
         partial, mean, variance, stats, rows, columns, momentum, eps,
         PARTS=parts, COLUMNS=FINISHED, num_warps=WARPS,
     )  # fmt: skip
     residual = y if plus is None else plus
-    _normalise_kernel[(triton.cdiv(width, COLUMNS), rows // ROWS, members)](
+    tile = NORMALISE
+    _normalise_kernel[(triton.cdiv(width, tile.columns), rows // tile.rows, members)](
         y, stats, scale, shift, residual, out, columns, width, y.stride(0), y.stride(1),
-        residual.stride(0), out.stride(0), *shared,
-        RELU=relu, PLUS=plus is not None, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+        residual.stride(0), out.stride(0), *shared, RELU=relu, PLUS=plus is not None,
+        ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps,
     )  # fmt: skip
     return stats
 
@@ -236,22 +247,22 @@ def norm_backward(
 ) -> None:
     groups, rows, columns = y.shape
     learning, members = gradient.shape[0], norm[0].shape[1]
-    parts, tiles = _cut(rows, ROWS, PARTS)
-    blocks = triton.cdiv(columns, COLUMNS)
+    parts, tiles = _cut(rows, SUMS.rows, PARTS)
     partial = torch.empty(learning, parts, 2, columns, dtype=torch.float32, device=y.device)
     strides = (gradient.stride(0), gradient.stride(1), y.stride(0), y.stride(1))
-    _sums_kernel[(blocks, parts, learning)](
+    _sums_kernel[(triton.cdiv(columns, SUMS.columns), parts, learning)](
         gradient, y, *norm, partial, columns, members, *strides, learning // groups,
-        RELU=out is not None, PARTS=parts, TILES=tiles, ROWS=ROWS, COLUMNS=COLUMNS,
-        num_warps=WARPS,
+        RELU=out is not None, PARTS=parts, TILES=tiles, ROWS=SUMS.rows, COLUMNS=SUMS.columns,
+        num_warps=SUMS.warps,
     )  # fmt: skip
     _finish_sums_kernel[(triton.cdiv(columns, FINISHED), learning)](
         partial, *sums, columns, PARTS=parts, COLUMNS=FINISHED, num_warps=WARPS
     )
     if out is not None:
-        _norm_backward_kernel[(blocks, rows // ROWS, learning)](
-            gradient, y, *norm, *sums, out, rows, columns, members, *strides,
-            out.stride(0), out.stride(1), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+        tile = BACKWARD
+        _norm_backward_kernel[(triton.cdiv(columns, tile.columns), rows // tile.rows, learning)](
+            gradient, y, *norm, *sums, out, rows, columns, members, *strides, out.stride(0),
+            out.stride(1), ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps,
         )  # fmt: skip
 
 
@@ -301,6 +312,15 @@ def _rms_backward_kernel(gradient, x, root, weight, out, partial, rows, x_member
     tl.store(partial + (member * PARTS + part) * WIDTH + column, tl.sum(total, axis=0))
 
 
+@triton.jit
+def _add_up_kernel(partial, out, columns, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+    member = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    part = member * PARTS + tl.arange(0, PARTS)
+    total = tl.sum(tl.load(partial + part[:, None] * columns + column[None, :]), axis=0)
+    tl.store(out + member * columns + column, total)
+
+
 def rms_backward(
     gradient: Tensor, x: Tensor, root: Tensor, weight: Tensor, out: Tensor, to_weight: Tensor
 ) -> None:
@@ -311,4 +331,6 @@ def rms_backward(
         gradient, x, root, weight, out, partial, rows, x.stride(0), out.stride(0),
         PARTS=parts, TILES=tiles, ROWS=RMS_ROWS, WIDTH=width, num_warps=WARPS,
     )  # fmt: skip
-    torch.sum(partial, 1, out=to_weight)
+    _add_up_kernel[(width // FINISHED, learning)](
+        partial, to_weight, width, PARTS=parts, COLUMNS=FINISHED, num_warps=WARPS
+    )
