@@ -26,7 +26,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-STATISTICS, NORMALISE, SUMS, BACKWARD = (Tile(32, 64, 4) for _ in range(4))
+STATISTICS, NORMALISE, BACKWARD, SUMS = (*(Tile(32, 64, 2),) * 3, Tile(32, 32, 2))
 PARTS = 16  # of the rows, at most
 FINISHED = 32  # columns that one program of the small kernel adds up
 WARPS = 4
