@@ -19,6 +19,7 @@ import torch
 
 from fleetfoot import UserError, api, checkpoint, load_policy, recipes, resume, train
 from fleetfoot.cli.main import main
+from fleetfoot.cli.train import report
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.recipe import Recipe
@@ -119,6 +120,12 @@ def test_the_end_message_says_what_where_and_how_to_go_on(finished: tuple[Path, 
     assert f"resume runs/{folder.name} --total-vec-steps 120" in said
     assert f"record runs/{folder.name}" in said
     assert f"--logdir runs/{folder.name}" in said
+
+
+def test_the_end_message_names_no_tensorboard_files_that_were_not_written(tmp_path: Path) -> None:
+    said = report(train(small_recipe(), tmp_path / "run"), None)
+    assert "checkpoints" in said
+    assert "tensorboard" not in said.lower().replace(str(tmp_path), "")
 
 
 def test_evaluate_and_record_read_the_run(

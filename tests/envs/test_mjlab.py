@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,3 +252,17 @@ def test_without_mjlab_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UserError, match=r"pip install 'mjlab~=") as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_an_incomplete_mjlab_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "mjlab"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "mjlab").mkdir()
+    (tmp_path / "mjlab" / "__init__.py").touch()
+    (tmp_path / "mjlab" / "tasks.py").write_text("import mjlab.robots")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be imported: No module named 'mjlab.robots'"):
+        mjlab.names()
+    monkeypatch.delitem(sys.modules, "mjlab")

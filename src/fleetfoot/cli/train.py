@@ -125,7 +125,9 @@ def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> st
     if not math.isnan(result.last_return):
         lines.append(f"return       last {result.last_return:,.1f}, best {result.best_return:,.1f}")
     lines.append(f"checkpoint   {folder / 'checkpoints'}")
-    lines.append(f"TensorBoard  {folder / 'tensorboard'}")
+    events = folder / "tensorboard"
+    if events.is_dir():
+        lines.append(f"TensorBoard  {events}")
     if film is not None:
         lines.append(f"video        {film}")
     more = ["--total-vec-steps", str(2 * result.counters.vec_steps)] if result.finished else []
@@ -135,6 +137,7 @@ def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> st
         "  " + command_line("resume", folder, *more, imports=imports),
         "  " + command_line("evaluate", folder, imports=imports),
         "  " + command_line("record", folder, imports=imports),
-        f"  {program('tensorboard')} --logdir {shlex.quote(str(folder))}",
     ]
+    if events.is_dir():
+        lines.append(f"  {program('tensorboard')} --logdir {shlex.quote(str(folder))}")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import importlib.util
 import io
 import logging
 import os
@@ -226,7 +227,9 @@ def _load(module: str) -> Any:
             importlib.import_module("warp").config.log_level = logging.WARNING
         return importlib.import_module(module)
     except ImportError as error:
-        if error.name is not None and not error.name.startswith("mjlab"):
+        if (
+            importlib.util.find_spec("mjlab") is not None
+        ):  # a part of it is missing, or a package it needs
             raise UserError(
                 f"mjlab cannot be imported: {' '.join(str(error).split())}. "
                 "Give it a separate Python environment (docs/environments/mjlab.md)."
