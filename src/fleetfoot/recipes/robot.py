@@ -93,7 +93,7 @@ def fast_td3(robot: str, **changes: Any) -> Recipe:
 def flash(robot: str, total_vec_steps: int, ground: Ground = "flat") -> Recipe:
     """FlashSAC for some minutes of training, with the native physics.
 
-    The published rates are for 100,000 updates. These runs have 40,000 (T1) to 98,000, and learn at higher rates from
+    The published rates are for 100,000 updates. These runs have 40,000 (T1) or 97,000, and learn at higher rates from
     batches half of which are mirror images. A vec step on a height field takes so long that the updates beside it
     can be those of wider networks.
     """
@@ -114,13 +114,13 @@ def flash(robot: str, total_vec_steps: int, ground: Ground = "flat") -> Recipe:
     )
 
 
-# Name, and vec steps of 4,096 robots that FlashSAC learns from.
+LENGTH = 12_210  # vec steps of 4,096 robots: 50 million env steps, as in the recipes for Playground
+# Name, and vec steps that FlashSAC learns from on flat ground.
 ROBOTS = {
     "go1": ("Unitree Go1", 5_000),
     "t1": ("Booster T1", 5_000),
-    "g1": ("Unitree G1", 10_000),
+    "g1": ("Unitree G1", LENGTH),
 }
-HEIGHTS_LENGTH = 12_210  # 50 million env steps, as in the recipes for Playground's rough tasks
 RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "fast_sac/go1": ("Unitree Go1 follows a joystick, on CPU cores", go1),
     "fast_td3/t1": ("Booster T1 follows a joystick, on one GPU", partial(fast_td3, "t1")),
@@ -134,10 +134,10 @@ for _robot, (_name, _length) in ROBOTS.items():
         ),
         f"flash_sac/{_robot}-rough": (
             "the same on rough ground",
-            partial(flash, _robot, _length, "rough"),
+            partial(flash, _robot, LENGTH, "rough"),
         ),
         f"flash_sac/{_robot}-heights": (
             "the same on a height field like that of Playground's rough tasks",
-            partial(flash, _robot, HEIGHTS_LENGTH, "heights"),
+            partial(flash, _robot, LENGTH, "heights"),
         ),
     }
