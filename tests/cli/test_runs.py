@@ -125,7 +125,7 @@ def test_the_end_message_says_what_where_and_how_to_go_on(finished: tuple[Path, 
 def test_the_end_message_names_no_tensorboard_files_that_were_not_written(tmp_path: Path) -> None:
     said = report(train(small_recipe(), tmp_path / "run"), None)
     assert "checkpoints" in said
-    assert "tensorboard" not in said.lower().replace(str(tmp_path), "")
+    assert "tensorboard" not in said.replace(str(tmp_path), "").lower()
 
 
 def test_evaluate_and_record_read_the_run(

@@ -259,10 +259,11 @@ def test_an_incomplete_mjlab_is_not_called_missing(
 ) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "mjlab"]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mjlab", None)  # so that the one below does not stay
+    del sys.modules["mjlab"]
     (tmp_path / "mjlab").mkdir()
     (tmp_path / "mjlab" / "__init__.py").touch()
     (tmp_path / "mjlab" / "tasks.py").write_text("import mjlab.robots")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"cannot be imported: No module named 'mjlab.robots'"):
         mjlab.names()
-    monkeypatch.delitem(sys.modules, "mjlab")

@@ -227,12 +227,11 @@ def _load(module: str) -> Any:
             importlib.import_module("warp").config.log_level = logging.WARNING
         return importlib.import_module(module)
     except ImportError as error:
-        if (
-            importlib.util.find_spec("mjlab") is not None
-        ):  # a part of it is missing, or a package it needs
+        # Where it is installed, a part of it or a package that it needs is missing.
+        if importlib.util.find_spec("mjlab") is not None:
             raise UserError(
                 f"mjlab cannot be imported: {' '.join(str(error).split())}. "
-                "Give it a separate Python environment (docs/environments/mjlab.md)."
+                "Give mjlab 1.6 a separate Python environment (docs/environments/mjlab.md)."
             ) from None
         raise UserError(f"mjlab tasks need mjlab 1.6: {install_line('mjlab')}") from None
     finally:
