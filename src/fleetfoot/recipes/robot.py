@@ -93,9 +93,9 @@ def fast_td3(robot: str, **changes: Any) -> Recipe:
 def flash(robot: str, total_vec_steps: int, ground: Ground = "flat") -> Recipe:
     """FlashSAC for some minutes of training, with the native physics.
 
-    The published rates are for 100,000 updates. These runs have 40,000 (Go1 and T1 on flat ground) or 97,000, and learn at
-    higher rates from batches half of which are mirror images. A vec step on a height field takes so long that the updates beside it
-    can be those of wider networks.
+    The published rates are for 100,000 updates. These runs have 40,000 (Go1 and T1 on flat ground) or 97,000, and learn
+    at higher rates from batches half of which are mirror images. A vec step on a height field takes so long that the
+    updates beside it can be those of wider networks.
     """
     num_envs, agent = 4_096, flash_sac.quick()
     if ground == "heights":
