@@ -7,11 +7,14 @@ import gc
 import importlib
 import os
 import pkgutil
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
+# As in an activated environment: advice then names commands without their path.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # Some virtual machines advertise AMX and then end the process at its first instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Ray's workers otherwise give way to every other process, and tests wait for them while another test computes.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -71,3 +73,19 @@ def test_one_line_for_several_extras_and_nothing_is_imported() -> None:
         METADATA["fleetfoot"].pop()
     assert extras.install_line("inner", "unknown").startswith("pip install -e '.[inner,unknown]'")
     extras.check("it", ("json",), "inner")
+
+
+def test_commands_are_those_of_the_running_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in ("env/bin", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "pip").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env/bin/python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert extras.program("pip") == "env/bin/pip", "another environment's comes first"
+    assert extras.install_line("inner").startswith("env/bin/pip install ")
+    assert extras.program("no-such-command") == "no-such-command"
+    monkeypatch.setenv("PATH", str(tmp_path / "env/bin"))
+    assert extras.program("pip") == "pip", "its environment is active"

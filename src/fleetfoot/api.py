@@ -233,7 +233,12 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
 def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     itself = getattr(recipe.topology, "loads_replay", False)
     loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
-    if loaded.step >= recipe.total_vec_steps and not loaded.state.get("evaluation_owed"):
+    if loaded.step > recipe.total_vec_steps:
+        raise UserError(
+            f"{run_of(folder)} is at vec step {loaded.step:,} already; --total-vec-steps {recipe.total_vec_steps} is "
+            "behind it."
+        )
+    if loaded.step == recipe.total_vec_steps and not loaded.state.get("evaluation_owed"):
         raise _finished(run_of(folder), loaded.step)
     before = loaded.state.get("world", 1)
     if ranks.first and before != ranks.world:

@@ -8,9 +8,13 @@ clone, a wheel or a repository.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetfoot.errors import UserError
@@ -70,15 +74,24 @@ def installed(one: Requirement) -> str | None:
     return version if fits and all(installed(part) for part in inside) else None
 
 
+def program(name: str) -> str:
+    """How to call an installed command from here: by name, or by path where the name means nothing or another one."""
+    beside, meant = Path(sys.executable).parent / name, shutil.which(name)
+    if not beside.exists() or (meant and Path(meant).parent == beside.parent):
+        return name
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
 def install_line(*extras: str) -> str:
     """A command that brings what is missing of extras, or all of it where nothing seems to be."""
     by_extra = [requirements(extra) for extra in extras]
     if not all(by_extra):  # not installed, or installed by a version that did not have this extra
-        return f"pip install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
+        return f"{program('pip')} install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
     wanted = list({str(one): one for found in by_extra for one in found}.values())
     missing = [one for one in wanted if installed(one) is None] or wanted
-    line = " ".join(["pip install", *(shlex.quote(str(one)) for one in missing)])
     advice = [ADVICE[extra] for extra in extras if extra in ADVICE]
+    pip = "pip" if advice else program("pip")  # that of another environment, or of this one
+    line = " ".join([pip, "install", *(shlex.quote(str(one)) for one in missing)])
     return f"{line} ({'; '.join(advice)})" if advice else line
 
 

@@ -66,7 +66,7 @@ class TrainedPolicy:
         shape = tuple(obs.shape)
         if shape != spec.obs_shape and shape[1:] != spec.obs_shape:
             raise UserError(
-                f"{spec.name} shows observations of shape {spec.obs_shape}, or (rows, ...) with several, not {shape}."
+                f"{spec.name} has observations of shape {spec.obs_shape}, alone or as rows of a batch, not {shape}."
             )
         if spec.obs_dtype == torch.uint8 and obs.dtype != torch.uint8:
             raise UserError(f"{spec.name} shows bytes (uint8), not {obs.dtype}.")

@@ -29,7 +29,8 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device {name} was asked for, but there are {torch.cuda.device_count()}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "device cuda was asked for, but torch sees no GPU; use --device cpu or auto."
+            "device cuda needs a GPU, and torch sees none: use --device cpu or auto. Recipes that ask for one are slow "
+            "without one; `fleetfoot list recipes` says which are for CPU cores."
         )
     return device
 

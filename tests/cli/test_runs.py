@@ -22,6 +22,7 @@ from fleetfoot.cli.main import main
 from fleetfoot.cli.train import report
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
+from fleetfoot.errors import Notice
 from fleetfoot.recipe import Recipe
 from fleetfoot.rollout import rollout
 from fleetfoot.run import folder as folders
@@ -120,6 +121,47 @@ def test_the_end_message_says_what_where_and_how_to_go_on(finished: tuple[Path, 
     assert f"resume runs/{folder.name} --total-vec-steps 120" in said
     assert f"record runs/{folder.name}" in said
     assert f"--logdir runs/{folder.name}" in said
+
+
+def test_the_first_line_says_what_is_trained_on_and_from_where(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finished[1].startswith("fast_td3/pendulum: tensor/pendulum, 8 environments, cpu\n")
+    spoken = replace(small_recipe(), log=replace(small_recipe().log, console=True))
+    folder = train(spoken, tmp_path / "run").folder
+    capsys.readouterr()
+    resume(folder, total_vec_steps=30)
+    assert capsys.readouterr().out.startswith(
+        "fast_td3/pendulum: tensor/pendulum, 4 environments, cpu, from vec step 20 on\n"
+    )
+
+
+def test_a_checkpoint_without_a_replay_says_so(tmp_path: Path) -> None:
+    folder = train(small_recipe(), tmp_path / "run").folder
+    (best,) = (folder / "checkpoints").glob("best-*")
+    with pytest.warns(Notice, match="holds no replay: it fills again"):
+        resume(best, total_vec_steps=30)
+
+
+def test_a_run_cannot_be_resumed_to_a_step_behind_it(tmp_path: Path) -> None:
+    folder = train(small_recipe(), tmp_path / "run").folder
+    with pytest.raises(
+        UserError, match="is at vec step 20 already; --total-vec-steps 10 is behind"
+    ):
+        resume(folder, total_vec_steps=10)
+
+
+@pytest.mark.parametrize("count", ["0", "-2"])
+def test_there_is_at_least_one_seed(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "fast_td3/pendulum", "--seeds", count])
+    assert f"--seeds must be at least 1, not {count}." in capsys.readouterr().err
+
+
+def test_the_end_message_suggests_no_film_where_none_can_be_made(tmp_path: Path) -> None:
+    result = train(small_recipe(), tmp_path / "run")
+    assert "record" in report(result, None)
+    assert "record" not in report(result, None, can_film=False)
 
 
 def test_the_end_message_names_no_tensorboard_files_that_were_not_written(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_run_of_one_process_goes_on_in_two(tmp_path: Path) -> None:
     )
     assert (code, other) == (0, 0), err
     assert err.count("made with 1 process and is resumed with 2") == 1
-    assert out.count("finished; to continue") == 1
+    assert out.count("finished; what to run next") == 1
     loaded = checkpoint.load(tmp_path / "run", rank=1)
     assert loaded.step == 100
     assert loaded.state["world"] == 2

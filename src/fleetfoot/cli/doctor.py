@@ -144,7 +144,11 @@ def optional() -> list[Finding]:
     """Every extra of the package, with the line that brings what is missing of it."""
     findings = []
     for name in extras.names():
-        versions = {one.name: extras.installed(one) for one in extras.requirements(name)}
+        versions = {
+            one.name
+            + (f"[{','.join(sorted(one.extras))}]" if one.extras else ""): extras.installed(one)
+            for one in extras.requirements(name)
+        }
         missing = [other for other, version in versions.items() if version is None]
         if missing:
             are = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}: not installed"

@@ -34,5 +34,5 @@ def run(args: list[str], imports: list[str]) -> int:
     for program, difference in done.differences.items():
         print(f"         {program}: largest difference {difference:.2g}")
     for what in done.missing:
-        print(f"missing  {what}: the environment does not describe it")
+        print(f"missing  {what}: not described by the environment")
     return 0

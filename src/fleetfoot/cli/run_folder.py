@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fleetfoot.errors import UserError, nearest_run
+from fleetfoot.extras import program
 
 
 def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
@@ -42,11 +41,3 @@ def command_line(command: str, folder: Path, *rest: str, imports: Sequence[str] 
     for module in imports:
         words += ["--import", module]
     return shlex.join(words)
-
-
-def program(name: str) -> str:
-    """How to call an installed command from here: by name, or by path where its environment is not active."""
-    beside = Path(sys.executable).parent / name
-    if shutil.which(name) or not beside.exists():
-        return name
-    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)

@@ -9,9 +9,9 @@ from pathlib import Path
 from fleetfoot import recipes, study
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED
-from fleetfoot.cli.run_folder import program
 from fleetfoot.cli.which_recipe import find_recipe
 from fleetfoot.errors import UserError
+from fleetfoot.extras import program
 from fleetfoot.recipe import Recipe
 from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
@@ -69,7 +69,7 @@ def run(args: list[str], imports: list[str]) -> int:
     ]
     options: Options = parsed[0][1]
     if options.folder is None:
-        raise UserError("where to? Give the study a --folder.")
+        raise UserError("give the study a --folder.")
     if names:
         modules = [name.partition(":")[0] for name in names if ":" in name]
         made = opened([recipe for recipe, _ in parsed], options, [*imports, *modules])

@@ -9,8 +9,8 @@ from pathlib import Path
 import tyro
 
 from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import program
 from fleetfoot.errors import UserError
+from fleetfoot.extras import program
 
 
 @dataclass(frozen=True, kw_only=True)

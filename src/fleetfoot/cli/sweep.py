@@ -148,7 +148,7 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
     fixed = start.derived_fields()
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot sweep {name}", fixed)
     if options.folder is None:
-        raise UserError("where to? Give the study a --folder.")
+        raise UserError("give the study a --folder.")
     check_no_cluster(recipe)
     axes = space.axes_of(options.over)
     check_once(args, axes)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetfoot.cli.main import INTERRUPTED
-from fleetfoot.cli.run_folder import program
+from fleetfoot.extras import program
 from fleetfoot.study.folder import Study
 from fleetfoot.study.search import Goal
 from fleetfoot.study.table import Row, check_metric, write_table

@@ -13,10 +13,11 @@ from fleetfoot import api, checkpoint, recipes
 from fleetfoot.cli import dry_run
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, speaks
-from fleetfoot.cli.run_folder import command_line, program
+from fleetfoot.cli.run_folder import command_line
 from fleetfoot.cli.which_recipe import find_recipe, modules_of
 from fleetfoot.config import to_json
 from fleetfoot.errors import UserError, one_line
+from fleetfoot.extras import program
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Result
 from fleetfoot.run.folder import has_checkpoint, read_recipe, seed_folders
@@ -52,11 +53,13 @@ def run(args: list[str], imports: list[str]) -> int:
     if options.dry_run:
         print(dry_run.describe(recipe, options.folder, options.seeds, options.video))
         return 0
+    if options.seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {options.seeds}.")
     check_jobs(options.jobs, options.seeds != 1)
     if options.seeds > 1 and options.jobs != 1 and seeds.wants_processes(recipe):
         place, done = seeds.train_seeds(recipe, options.seeds, options.folder, options.jobs, needed)
         return finish_seeds(place, done, needed)
-    if options.seeds != 1:
+    if options.seeds > 1:
         results = api.train_seeds(recipe, options.seeds, options.folder)
         done = all(result.finished for result in results)
         return finish_seeds(results[0].folder.parent, done, needed)
@@ -91,7 +94,9 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
     if film is not None:
         recipe = read_recipe(folder)
         recipe.log.add_film(folder, film, result.counters, to_json(recipe))
-    print(report(result, film, imports))
+    print(
+        report(result, film, imports, can_film=film is not None or not (video and result.finished))
+    )
     return 0 if result.finished else INTERRUPTED
 
 
@@ -117,7 +122,9 @@ def finish_seeds(place: Path, done: bool, imports: Sequence[str]) -> int:
     return INTERRUPTED
 
 
-def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> str:
+def report(
+    result: Result, film: Path | None, imports: Sequence[str] = (), *, can_film: bool = True
+) -> str:
     folder = result.folder
     lines = []
     if points := curve(folder) if (folder / "metrics.jsonl").exists() else []:
@@ -133,11 +140,12 @@ def report(result: Result, film: Path | None, imports: Sequence[str] = ()) -> st
     more = ["--total-vec-steps", str(2 * result.counters.vec_steps)] if result.finished else []
     lines += [
         "",
-        "finished; to continue:" if result.finished else "interrupted and saved; to continue:",
+        "finished; what to run next:" if result.finished else "interrupted and saved; to continue:",
         "  " + command_line("resume", folder, *more, imports=imports),
         "  " + command_line("evaluate", folder, imports=imports),
-        "  " + command_line("record", folder, imports=imports),
     ]
+    if can_film:
+        lines.append("  " + command_line("record", folder, imports=imports))
     if events.is_dir():
         lines.append(f"  {program('tensorboard')} --logdir {shlex.quote(str(folder))}")
     return "\n".join(lines)

@@ -112,7 +112,7 @@ def compare(runs: Sequence[Run], ask: Ask) -> Comparison:
         for task in shared
     }
     if single := [n for n in names if any(len(table[n][task]) == 1 for task in shared)]:
-        notes.append(f"one seed only on some task, so its spread is unknown: {', '.join(single)}.")
+        notes.append(f"only one seed on some task, so the spread is unknown: {', '.join(single)}.")
     baseline = ask.baseline or names[0]
     if baseline not in table:
         raise UserError(
@@ -204,13 +204,17 @@ def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -
         values = np.concatenate([run.returns for run in runs])
         low, high = float(values.min()), float(values.max())
         bounds = (low, high if high > low else low + 1.0)
+        scores = (
+            f"scores 0 and 1 are the lowest and the highest evaluation of these runs, {low:,.1f} and {high:,.1f}"
+            if high > low
+            else f"every evaluation of these runs is {low:,.1f}, which counts as a score of 0"
+        )
         notes.append(
-            f"{task} has no range of returns that is known; scores 0 and 1 are the lowest and the highest evaluation "
-            f"of these runs, {low:,.1f} and {high:,.1f} (--ranges FILE sets a range)."
+            f"{task} has no known range of returns; {scores} (--ranges FILE sets a range)."
         )
     elif bounds is None:
         notes.append(
-            f"{task} has no range of returns that is known, so scores are returns and there is no optimality gap "
+            f"{task} has no known range of returns, so scores are returns and there is no optimality gap "
             "(--low and --high set a range)."
         )
     return TaskScale(metric, bounds, at)

@@ -28,6 +28,8 @@ def draw(made: Comparison, folder: Path) -> list[Path]:
     paths.append(_save(_scores(made), folder / "scores.png"))
     if len(made.tasks) > 1:
         paths.append(_save(_tasks(made), folder / "tasks.png"))
+    else:  # that of an earlier comparison
+        (folder / "tasks.png").unlink(missing_ok=True)
     return paths
 
 

@@ -154,7 +154,7 @@ def make_copy(
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
         raise UserError(
             f"Gymnasium knows no environment {name!r}.{nearest(name, names())} "
-            "One that another package registers is written 'package:Id-v0'."
+            "One that another package registers is written 'package:Id-v0'; a module of your own needs --import MODULE."
         ) from None
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         if "box2d" in str(error).lower():  # Gymnasium's advice is to compile it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fleetfoot.agents.contract import Agent, CanDiagnose, Remembers, as_diagnosa
 from fleetfoot.checkpoint import check_collector_fits, check_counts
 from fleetfoot.data import EnvSpec, Obs, Transition
 from fleetfoot.envs.vec_env import VecEnv, closed_on_error
+from fleetfoot.errors import Notice
 from fleetfoot.evaluate import Evaluator, QEstimate
 from fleetfoot.execution import EagerLearner, make_learner
 from fleetfoot.explore import Explorer, check_behaviour
@@ -143,7 +145,11 @@ class Parts:
         elif isinstance(self.replay, Rollouts):  # the rollout begins anew
             self.pace.vec_steps -= self.pace.vec_steps % self.replay.cfg.length
         else:  # it has to fill again first
-            self.pace.hold(self.recipe.pace.warmup_vec_steps)
+            wait = self.recipe.pace.warmup_vec_steps
+            self.pace.hold(wait)
+            if self.ranks.first:
+                text = f"the checkpoint holds no replay: it fills again, and learning goes on after {wait:,} vec steps."
+                warnings.warn(text, Notice, stacklevel=2)
         if "generators" in state:
             restore_generators(self.agent, state["generators"])
         elif not self.ranks.first:

@@ -96,6 +96,10 @@ class Journal:
                 best=None if math.isnan(self.best_return) else self.best_return,
             )
             self.log.sinks += (*sinks, *self._clipping_notice())
+            if cfg.console:
+                on = f"{spec.name}, {self.recipe.num_envs:,} environments, {self.device}"
+                since = f", from vec step {self.vec_steps:,} on" if resumed else ""
+                print(f"{self.recipe.name}: {on}{since}", flush=True)
         else:
             self.log = Log([], every_vec_steps=self.recipe.log.every_vec_steps)
         if self.ranks.world > 1:
