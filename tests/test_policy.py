@@ -89,7 +89,7 @@ def test_arrays_and_tensors_of_one_observation_or_many(
     [
         (
             np.zeros(4),
-            r"observations of shape \(3,\), or \(rows, \.\.\.\) with several, not \(4,\)",
+            r"observations of shape \(3,\), alone or as rows of a batch, not \(4,\)",
         ),
         (torch.zeros(2, 2, 3), r"not \(2, 2, 3\)"),
         ({"critic": np.zeros(3)}, r"reads obs\['actor'\], which is not among critic"),

@@ -156,8 +156,9 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     from fleetfoot import extras
     from fleetfoot.cli import doctor
 
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert doctor.compiler()[0].missing == "apt-get install g++"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda name: None)
+        assert doctor.compiler()[0].missing == "apt-get install g++"
     monkeypatch.setattr(extras, "installed", lambda one: None)
     needed = {finding.what: finding for finding in doctor.package()}
     assert needed["mujoco"].missing.startswith("pip install 'mujoco>=")

@@ -118,7 +118,7 @@ def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:
         (["sweep"], "which study?"),
         (["sweep", "--folder", "none"], "which recipe?"),
         (["sweep", "--folder", "other"], "was not made by fleetfoot sweep"),
-        (["sweep", RECIPE, "--over", "agent.tau=1,2"], "where to?"),
+        (["sweep", RECIPE, "--over", "agent.tau=1,2"], "give the study a --folder"),
         (["sweep", RECIPE, "--folder", "new"], "over what?"),
         (["sweep", RECIPE, "--over", "agent.tua=1,2", "--folder", "new"], "--agent.tau"),
         (["sweep", RECIPE, "--over", "agent.tau=x,2", "--folder", "new"], "--agent.tau"),

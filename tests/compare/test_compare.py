@@ -146,7 +146,7 @@ def test_without_known_ranges_several_tasks_are_scaled_by_what_was_seen(tmp_path
     made = compared(tmp_path)
     assert [list(of.values()) for of in made.groups[0].scores.values()] == [[1.0], [1.0]]
     assert [list(of.values()) for of in made.groups[1].scores.values()] == [[0.5], [0.5]]
-    assert sum("no range" in note for note in made.notes) == 2
+    assert sum("no known range" in note for note in made.notes) == 2
     assert made.groups[0].iqm.interval is None  # one seed
     assert any(note.startswith("one seed only") for note in made.notes)
 

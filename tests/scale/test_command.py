@@ -192,7 +192,7 @@ def test_new_runs_can_follow_the_laws(fitted: Path) -> None:
         (["suggest", "empty"], "give one of --budget (FLOPs), --seconds and --env-steps"),
         (["suggest", "empty", "--seconds", "5", "--budget", "3"], "give one of"),
         (["suggest", "bad", "--seconds", "5"], "fit.json cannot be read"),
-        (["run"], "where to?"),
+        (["run"], "give the study a --folder"),
         (["run", "--folder", "new"], "which recipe?"),
         (["run", "sac/pendulum", "--folder", "new"], "which update-to-data ratios?"),
         (["run", "sac/pendulm", "--folder", "new"], "Did you mean sac/pendulum"),
