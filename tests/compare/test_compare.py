@@ -148,7 +148,7 @@ def test_without_known_ranges_several_tasks_are_scaled_by_what_was_seen(tmp_path
     assert [list(of.values()) for of in made.groups[1].scores.values()] == [[0.5], [0.5]]
     assert sum("no known range" in note for note in made.notes) == 2
     assert made.groups[0].iqm.interval is None  # one seed
-    assert any(note.startswith("one seed only") for note in made.notes)
+    assert any(note.startswith("only one seed") for note in made.notes)
 
 
 def test_unequal_lengths_are_compared_at_the_shortest(tmp_path: Path) -> None:
