@@ -104,7 +104,7 @@ class Step(NamedTuple):
     reward: Tensor  # [N] float32
     terminated: Tensor  # [N] bool: the task itself ended; the future is worth nothing
     truncated: (
-        Tensor  # [N] bool: the clock ended it (and `terminated` is False); the future goes on
+        Tensor  # [N] bool: a time limit ended it (and `terminated` is False); the future counts
     )
     info: dict[str, Tensor]  # [N] tensors for the log; no algorithm reads them
 

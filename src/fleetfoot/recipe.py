@@ -100,6 +100,7 @@ class Recipe:
     gamma: float = 0.99
     """Discount of one step."""
     seed: int = 0
+    """Seed of all random numbers of the run."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:K."""
     precision: Precision = "float32"

@@ -26,7 +26,8 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:K.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count() > 0:
-        raise UserError(f"device {name} was asked for, but there are {torch.cuda.device_count()}.")
+        count = torch.cuda.device_count()
+        raise UserError(f"there is no device {name}: torch sees {count} GPU{'s' * (count > 1)}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "device cuda needs a GPU, and torch sees none: use --device cpu or auto. Recipes that ask for one are slow "

@@ -110,7 +110,8 @@ def test_train_help_shows_the_recipe_that_was_named(capsys: pytest.CaptureFixtur
     recipe = recipes.get(TINY)
     text = " ".join(out.split())
     assert f"Environments stepped together (N). (default: {recipe.num_envs})" in text
-    assert "--env.task STR (default: pendulum)" in text
+    assert "--env.task STR" in text
+    assert "(default: pendulum)" in text
     assert "--replay." in text
     assert "--agent." in text
 

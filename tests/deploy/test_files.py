@@ -174,7 +174,7 @@ WRONG: dict[str, tuple[str, Callable[[Path, Package], object]]] = {
     "joint order": ("another order of joints", edit(lambda t: t["joints"].reverse())),
     "a gain": ("other joints", edit(lambda t: t["joints"][0].update(kp=300.0))),
     "control rate": ("its field 'control_hz'", edit(lambda t: t.update(control_hz=500.0))),
-    "huge": ("make no sense", edit(lambda t: t["obs"].update(shape=[2**40]))),
+    "huge": ("impossible sizes", edit(lambda t: t["obs"].update(shape=[2**40]))),
     "kind": ("of the wrong kind", edit(lambda t: t["action"].update(size="2"))),
     "another file": (
         "is not the file that",

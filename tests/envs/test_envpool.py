@@ -337,7 +337,7 @@ def test_json(config: Any) -> None:
         (lambda: EnvPoolConfig(task="WalkerRnu-v1").build(1, 0, CPU), "Did you mean WalkerRun-v1"),
         (lambda: EnvPoolConfig(task="LqrLqr21-v1").build(1, 0, CPU), "without bounds"),
         (lambda: EnvPoolConfig(kwargs={"no": 1}).build(1, 0, CPU), "cannot be made with"),
-        (lambda: EnvPoolConfig().build(0, 0, CPU), "starts at 1"),
+        (lambda: EnvPoolConfig().build(0, 0, CPU), "at least 1, not 0"),
         (lambda: EnvPoolConfig(action_repeat=0), "action_repeat must be at least 1"),
         (lambda: EnvPoolTasksConfig(set="mt11"), "Did you mean mt10"),
         (lambda: EnvPoolTasksConfig(tasks=SMALL), "either env.set or env.tasks"),

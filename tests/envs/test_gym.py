@@ -388,7 +388,7 @@ def test_configs_survive_json_and_names_are_listed() -> None:
     assert from_json(to_json(config)) == config
     assert config.for_evaluation() is config
     assert {"Pendulum-v1", "HalfCheetah-v5", COUNTER} <= set(names())
-    with pytest.raises(UserError, match="starts at 1"):
+    with pytest.raises(UserError, match="at least 1, not 0"):
         config.build(0, 0, CPU)
 
 

@@ -188,7 +188,7 @@ def test_without_sides_or_words_there_is_none() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="its observation 'joint_vel'"):
         own(Mirrored())
-    with pytest.raises(UserError, match="'FR_hip_joint', but 'XX_hip_joint'"):
+    with pytest.raises(UserError, match="'FR_hip_joint', but no joint 'XX_hip_joint'"):
         own(Mirrored(), dataclasses.replace(GO1, sides={"FR": "XX"}))
     with pytest.raises(UserError, match=r"'FR_hip_joint' and 'FR_hip_joint' .* not mirror images"):
         own(Mirrored(), dataclasses.replace(GO1, sides={"?": "!"}))

@@ -270,9 +270,9 @@ def test_pendulums_are_mirror_images_that_pay_differently() -> None:
 def test_bad_configs_get_one_line() -> None:
     with pytest.raises(UserError, match="Did you mean pendulum"):
         TensorConfig(task="pendulun").build(1, 0, CPU)
-    with pytest.raises(UserError, match="point_mass does"):
+    with pytest.raises(UserError, match="only point_mass has one"):
         TensorConfig(privileged=True).build(1, 0, CPU)
-    with pytest.raises(UserError, match="point_mass does"):
+    with pytest.raises(UserError, match="point_mass and pendulum have one"):
         TensorConfig(task="catch", num_tasks=2).build(1, 0, CPU)
     with pytest.raises(UserError, match="at least 1"):
         TensorConfig().build(0, 0, CPU)

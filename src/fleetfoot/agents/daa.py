@@ -2,7 +2,7 @@
 
 Nauman and Cygan 2023, "On Many-Actions Policy Gradient", arXiv 2210.13011 (earlier: the dynamics-all-action module).
 The variance of a policy gradient that comes from drawing actions falls with their number N per state. Extra actions
-cannot be executed without turning back the simulator, so a model imagines them, for H steps from each *real* state.
+cannot be executed without rewinding the simulator, so a model imagines them, for H steps from each *real* state.
 With A the real advantages of PPO, d the discount, V_old and pi_old the networks as they were while collecting:
 
     (1)  A_t and R_t by GAE(lambda) over the rollout, bootstrapping at time limits
@@ -94,19 +94,32 @@ class DAAConfig:
     model_capacity: int = 200_000
     """The model learns from this many newest transitions, over all environments."""
     gae_lambda: float = 0.95
+    """Decay of the advantages' trace (lambda)."""
     epochs: int = 10
+    """Passes over each rollout."""
     minibatches: int = 32
+    """Gradient steps per pass; each takes an equal share of the rows."""
     clip: float = 0.2
+    """How far the probability ratio of an action may move from 1 before the action no longer counts."""
     value_clip: float | None = 0.2
+    """How far a value may move before it no longer counts; None: no limit."""
     value_coef: float = 0.5
+    """Weight of the value loss."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     normalize_advantage: bool = False
     """Shift and scale all advantages, so that the real ones of a rollout have mean 0 and standard deviation 1."""
     std: float = 1.0
+    """Initial standard deviation of actions."""
     head_gain: float | None = 0.01
+    """Gain of the orthogonal initialisation of the policy's output layer; None: the network's own
+    initialisation."""
     tanh_mean: bool = True
+    """Bound the mean of actions by tanh."""
     normalize_obs: bool = False
+    """Running normalisation of observations."""
     clip_obs: float | None = 10.0
+    """Bound of normalised observations; None: no bound."""
     policy_net: NetworkConfig = MLPConfig(
         hidden=(512, 512), activation=("leaky_relu",), start="orthogonal"
     )

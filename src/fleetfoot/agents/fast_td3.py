@@ -28,7 +28,7 @@ Deviations from the published code:
     [6] Only the distribution that (3) keeps is projected: the projection keeps means, so the choice is the same.
     [7] The task is an id beside the observation, not a one-hot inside it, so no normaliser touches it. Returns for
         reward normalisation are kept per environment and their statistics per task; the reward of an episode's last
-        step counts, and the clock's ends do not end them, as they do not end values.
+        step counts, and a time limit does not end them, just as it does not end values.
     [8] The cosine of the learning rates advances with every update of its network, not with every vec step.
 """
 

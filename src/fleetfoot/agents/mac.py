@@ -12,8 +12,8 @@ Deviations from the authors' code:
 
     [1] Updates after every rollout of T vec steps, not after every episode.
     [2] The entropy bonus in (3); with entropy_coef = 0 there is none.
-    [3] A time limit is no end of the task: (1) bootstraps there. The memory keeps no observation after the last one of
-        an episode, so transitions that a time limit cut do not teach.
+    [3] A time limit is not the end of the task: (1) bootstraps there. The memory does not keep the last observation of
+        an episode, so nothing is learned from transitions that a time limit cut.
 """
 
 from __future__ import annotations

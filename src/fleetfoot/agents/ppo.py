@@ -28,7 +28,7 @@ Deviations from rsl_rl (and what else is usual):
     [1] At a time limit (1) bootstraps from the true last observation, where rsl_rl adds d V(s_t) to the reward.
     [2] Statistics of observations change once per rollout, not at each step, for the reason above.
     [3] Random parts are drawn anew in each epoch (rsl_rl: once for all epochs).
-    [4] No early stop by KL: it would make the host wait for the device. The rate (8) does its work.
+    [4] No early stop by KL: it would make the host wait for the device. The adaptive rate (8) takes its place.
     [5] On several GPUs, each rank normalises advantages over its own rows.
 """
 

@@ -29,7 +29,7 @@ LAST_READER: dict[int, str] = {}
 def migrated(recipe: Json, version: Any, path: Path) -> Json:
     """The recipe as this version would have written it. UserError where `path` cannot be understood."""
     if type(version) is not int or version < 1:
-        raise UserError(f"{path} has no format version that means anything")
+        raise UserError(f"{path} has no valid format version")
     if version > VERSION:
         raise UserError(
             f"{path} has format {version}, this fleetfoot reads up to {VERSION}: "

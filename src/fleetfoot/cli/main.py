@@ -117,7 +117,7 @@ def run(args: list[str]) -> int:
 
 class Output(io.TextIOBase):
     """Standard output or error. If it cannot be written to (its reader is gone, its disk is full), the rest is dropped,
-    and the command goes on: a training is worth more than its console."""
+    and the command goes on: a run matters more than its console."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

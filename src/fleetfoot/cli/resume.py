@@ -32,7 +32,7 @@ def run(args: list[str], imports: list[str]) -> int:
     if folder is None:
         print(
             "usage: fleetfoot resume RUN [--total-vec-steps ...] [--restart] [--no-video]\n\n"
-            "Go on from a run's last checkpoint. Fields that may change: "
+            "Continue from a run's last checkpoint. Fields that may change: "
             f"{', '.join(folders.RESUMABLE)}; fleetfoot resume RUN --help shows their values."
         )
         return 0

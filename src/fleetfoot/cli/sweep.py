@@ -223,7 +223,9 @@ def stored(where: GoOn) -> Made:
         over, goal = list(map(str, told["over"])), Goal(**told["goal"])
         goal = Goal(str(goal.metric), bool(goal.minimize), int(goal.trials), bool(goal.prune))
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{where.folder / 'study.json'} cannot be read: its goal.") from error
+        raise UserError(
+            f"{where.folder / 'study.json'} cannot be read: its sweep settings are damaged."
+        ) from error
     if where.trials < 0:
         raise UserError(f"--trials must be at least 1, not {where.trials}.")
     if where.trials:

@@ -153,7 +153,7 @@ def understand(raw: dict[str, Any], name: str) -> About:
     joints = tuple(_joint(one) for one in read.tables("joints"))
     size = action.number("size", int)
     if not shape or min(shape) < 1 or history < 1 or size < 1 or math.prod(shape) > 1 << 28:
-        raise UserError(f"{name} has sizes that make no sense: obs {shape}, action {size}.")
+        raise UserError(f"{name} has impossible sizes: obs {shape}, action {size}.")
     if terms and sum(term.size for term in terms) * history != math.prod(shape):
         raise UserError(f"{name} has terms whose sizes do not add up to its observation.")
     if joints and (len(joints) != size or len({joint.name for joint in joints}) != size):

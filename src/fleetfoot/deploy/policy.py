@@ -84,7 +84,9 @@ class Policy:
         names = ("obs", "task") if self.about.tasks else ("obs",)
         answer = self.run({key: recorded[key] for key in names})
         if answer[0].shape != recorded["action"].shape:
-            raise UserError(f"{self.about.name} answers actions of another shape than recorded.")
+            raise UserError(
+                f"{self.about.name} returns actions of another shape than the recorded ones."
+            )
         worst = _largest(answer[0], recorded["action"])
         if not worst <= (0.0 if self.about.discrete else TOLERANCE):
             raise UserError(

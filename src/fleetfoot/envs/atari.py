@@ -46,6 +46,7 @@ class AtariConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     game: str = "Pong"
+    """Name of the game."""
     full_actions: bool = False
     """All 18 actions instead of those that do something in this game."""
     clip_rewards: bool = True
@@ -81,7 +82,7 @@ class AtariConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> AtariEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         return AtariEnv(self, num_envs, seed, device)
 
     def for_evaluation(self) -> AtariConfig:

@@ -42,6 +42,7 @@ class GymConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     id: str = "Pendulum-v1"
+    """A registered id; one that another package registers is written package:Id-v0."""
     asynchronous: bool = False
     """One process per copy, which pays off if a single step is slow."""
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -49,7 +50,7 @@ class GymConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> GymEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         return GymEnv(self, num_envs, seed, device)
 
     def for_evaluation(self) -> GymConfig:

@@ -72,7 +72,7 @@ class HumanoidBenchConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> ProcessEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         if self.task not in names():
             raise UserError(
                 f"HumanoidBench has no task {self.task!r}.{nearest(self.task, names())}"

@@ -48,7 +48,7 @@ def named(owner: str, what: str, names: Sequence[str], sides: Mapping[str, str])
     wanted = [_partner(name, sides) for name in names]
     if missing := [(a, b) for a, b in zip(names, wanted, strict=True) if b not in place]:
         one, other = missing[0]
-        raise UserError(f"{owner} has a {what} {one!r}, but {other!r} on its other side is none.")
+        raise UserError(f"{owner} has a {what} {one!r}, but no {what} {other!r} on its other side.")
     return Reflection(tuple(place[name] for name in wanted), (1.0,) * len(names))
 
 

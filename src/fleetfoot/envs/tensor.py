@@ -340,6 +340,7 @@ class TensorConfig:
     `pendulum`."""
 
     task: str = "pendulum"
+    """pendulum, cartpole, catch or point_mass."""
     privileged: bool = False
     """The critic sees more than the actor."""
     num_tasks: int = 1
@@ -363,7 +364,9 @@ class TensorConfig:
             task = Pendulums(task_id)
         elif self.privileged or self.num_tasks > 1:
             raise UserError(
-                f"{self.task} has no {'privileged' if self.privileged else 'multi-task'} form; point_mass does."
+                f"{self.task} has no privileged form; only point_mass has one."
+                if self.privileged
+                else f"{self.task} has no multi-task form; point_mass and pendulum have one."
             )
         else:
             task = SINGLE[self.task]()

@@ -86,7 +86,7 @@ def share_of(config: ExplorerConfig, first: int, total: int) -> ExplorerConfig:
 
 
 def check_behaviour(behaviour: nn.Module, takes_noise: bool) -> None:
-    """Refuse an agent whose behaviour network speaks another language than the explorer.
+    """Refuse an agent whose behaviour network does not return what the explorer reads.
 
     Explorers that read q-values and explorers that read actions are told apart earlier, by the action space: each
     refuses the other's when it is built, and so do the agents.

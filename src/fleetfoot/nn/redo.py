@@ -1,4 +1,4 @@
-"""ReDo: units that have fallen silent begin anew (Sokar et al. 2023, arXiv 2302.12902).
+"""ReDo: dormant units are re-initialised (Sokar et al. 2023, arXiv 2302.12902).
 
 With h_i(x) what unit i of a hidden layer gives after its ReLU, its score is E|h_i| / mean_k E|h_k| over the rows of a
 batch and the units k of its layer. Units with a score of at most tau are dormant. Their incoming weights are drawn

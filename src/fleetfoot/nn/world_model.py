@@ -8,7 +8,7 @@ well, gives r and c. Ends are usually a matter of where a step leads, and two ne
     (1)  next_obs = obs + mean_change + std_change y   (predict = "delta"),  or  mean + std y   ("absolute")
     (2)  reward = mean_reward + std_reward r,  or the mean of a distribution over `reward_values`,
          or  c' (mean_reward + std_reward r) + (1 - c') rms_end e  with c' from (3): ends have a reward of their own
-    (3)  P(the task goes on) = sigmoid(c); a time limit is no end of the task, and the model never hears of one
+    (3)  P(the task goes on) = sigmoid(c); a time limit does not end the task, and the model never sees one
     (4)  loss = mean over L steps of |(predicted - true next_obs) / std|^2 / D + reward loss + cross-entropy of (3),
 
 where the model is fed its own predictions (`Windows`): it learns to be right after several steps, and gradients flow

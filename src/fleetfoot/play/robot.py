@@ -99,7 +99,7 @@ class SimulatedRobot:
             )
         self.robot, self.built = robot, robot.build(float(timestep))
         self.model = self.built.model
-        # A robot that explodes is to be seen, not put back to its reference pose in silence.
+        # Show a robot that explodes, instead of silently resetting it to its reference pose.
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         self.data = mujoco.MjData(self.model)
         self.names = self.built.names

@@ -27,7 +27,7 @@ def check_stack(spec: EnvSpec) -> None:
     if not 1 < stack <= MOST_FRAMES or len(spec.obs_shape) < 2 or spec.obs_shape[0] != stack:
         raise UserError(
             f"{spec.name} has a frame_stack of {stack} and observations of shape {spec.obs_shape}; "
-            f"it must be between 1 and {MOST_FRAMES} and, above 1, their first size."
+            f"it must be between 1 and {MOST_FRAMES}, and above 1 it must equal the first size of the shape."
         )
     if spec.critic_prefix:
         raise UserError(f"{spec.name} has stacks of frames, so critic_prefix must be 0.")

@@ -71,7 +71,9 @@ class Source:
         try:
             return self._edition()
         except OSError as error:  # a run that was moved or deleted while it was read
-            raise UserError(f"{self.root} changes: {error.strerror or error}.") from error
+            raise UserError(
+                f"{self.root} changed while it was read: {error.strerror or error}."
+            ) from error
 
     def _edition(self) -> Edition:
         with self.lock:

@@ -53,10 +53,12 @@ def stored_trials(study: Study) -> dict[str, tuple[str, int]]:
     try:
         found = {str(name): (str(state), int(step)) for name, (state, step) in stored.items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{study.folder / 'study.json'} cannot be read: its trials.") from error
+        raise UserError(
+            f"{study.folder / 'study.json'} cannot be read: its trials are damaged."
+        ) from error
     if odd := {state for state, _ in found.values()} - {"complete", "pruned", "failed"}:
         raise UserError(
-            f"{study.folder / 'study.json'} cannot be read: a trial is {odd.pop():.80}."
+            f"{study.folder / 'study.json'} cannot be read: a trial has the unknown state {odd.pop()!r:.80}."
         )
     return found
 

@@ -57,7 +57,7 @@ class EnvPoolConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         kind = TaskKind(self.task, self.kwargs, self.max_episode_steps)
         return EnvPoolEnv(
             f"envpool/{self.task}", [kind], num_envs, seed, device, self.action_repeat, self.threads
@@ -101,7 +101,7 @@ class EnvPoolTasksConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> EnvPoolEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         ids = self.tasks or SETS[self.set]
         kinds = [TaskKind(task, self.kwargs, self.max_episode_steps) for task in ids]
         name = f"envpool/{self.set or '+'.join(ids)}"

@@ -212,7 +212,7 @@ class IsaacLabConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         simulation = Simulation.running
         if simulation is None:
             simulation = Simulation(self.id, num_envs, seed, device)

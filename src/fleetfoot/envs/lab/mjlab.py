@@ -60,7 +60,7 @@ class MjlabConfig:
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> MjlabEnv:
         if num_envs < 1:
-            raise UserError(f"num_envs is {num_envs}; it starts at 1.")
+            raise UserError(f"num_envs must be at least 1, not {num_envs}.")
         return MjlabEnv(self, num_envs, seed, device)
 
     def for_evaluation(self) -> MjlabConfig:

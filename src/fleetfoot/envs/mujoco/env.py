@@ -41,6 +41,7 @@ class MuJoCoConfig:
     on_host: ClassVar[bool] = True  # simulated on the CPU, whatever the device
 
     task: str = "HalfCheetah-v5"
+    """Name of the task."""
     threads: int = 0
     """Physics threads; 0: all available cores."""
     episode_length: int | None = None

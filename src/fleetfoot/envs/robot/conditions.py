@@ -25,17 +25,20 @@ Range: TypeAlias = tuple[float, float]
 class ConditionsConfig:
     """Conditions that make a simulated robot more like a real one."""
 
-    noise: float = 1.0  # factor on the noise of the task's observations; 0: none
-    noise_of: tuple[
-        str, ...
-    ] = ()  # other amplitudes for some observations: "gyro=0.1" is uniform within 0.1
-    history: int = 1  # number of observations the policy sees, oldest first
-    # Actions and observations are delayed by up to this many control steps, drawn for each episode.
+    noise: float = 1.0
+    """Factor on the noise of the task's observations; 0: none."""
+    noise_of: tuple[str, ...] = ()
+    """Other amplitudes for some observations: gyro=0.1 is uniform within 0.1."""
+    history: int = 1
+    """Number of observations the policy sees, oldest first."""
     action_delay: int = 0
+    """Largest delay of actions in control steps, drawn for each episode."""
     obs_delay: int = 0
-    # A push suddenly changes the horizontal velocity by a speed (m/s) in a random direction; None: no pushes.
+    """Largest delay of observations in control steps, drawn for each episode."""
     push_speed: Range | None = None
-    push_seconds: Range = (5.0, 10.0)  # time between pushes, drawn for each episode
+    """A push suddenly changes the horizontal velocity by a speed (m/s) in a random direction; None: no pushes."""
+    push_seconds: Range = (5.0, 10.0)
+    """Time between pushes, drawn for each episode."""
     randomise: RandomiseConfig = RandomiseConfig()
 
     def __post_init__(self) -> None:

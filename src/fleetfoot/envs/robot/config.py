@@ -79,34 +79,38 @@ def on_ground(ground: Ground, robot: Robot) -> Robot:
 class RobotConfig:
     """A robot that follows a joystick, on CPU cores or on a GPU."""
 
-    robot: str = "go1"  # go1, t1 or g1
-    # stock: the physics of MuJoCo Playground's task for this robot. fast: longer timesteps, for training.
+    robot: str = "go1"
+    """go1, t1 or g1."""
     variant: Literal["stock", "fast"] = "fast"
-    # rough: plates of up to 5 cm. heights: a field of random heights up to 5 cm, as in Playground's rough tasks.
-    # Evaluation keeps the ground.
+    """stock: the physics of MuJoCo Playground's task for this robot. fast: longer timesteps, for training."""
     ground: Ground = "flat"
-    # stock: that of Playground's task. trot (Go1): the policy sees a clock of 2.5 Hz, and is paid for lifting its feet
-    # to it and for velocities far from the commanded one, and less for standing: another task, in evaluation too.
+    """rough: plates of up to 5 cm. heights: a field of random heights up to 5 cm, as in Playground's rough tasks.
+    Evaluation keeps the ground."""
     gait: Literal["stock", "trot"] = "stock"
-    # cpu: MuJoCo's threads; warp: MuJoCo Warp, which needs a GPU; auto: warp on a GPU, otherwise cpu.
+    """stock: that of Playground's task. trot (Go1): another task, in evaluation too. The policy also sees a clock of
+    2.5 Hz, and the reward favours lifting the feet in time with it, and progress towards the commanded velocity."""
     engine: EngineName = "auto"
-    threads: int = 0  # of the CPU engine; 0: all available cores
-    # Length of training episodes; None: the task's own, 1000 control steps of 0.02 s.
+    """cpu: MuJoCo's threads; warp: MuJoCo Warp, which needs a GPU; auto: warp on a GPU, otherwise cpu."""
+    threads: int = 0
+    """Threads of the CPU engine; 0: all available cores."""
     episode_length: int | None = None
-    # Reward weights to change in training: "action_rate=-0.01".
+    """Length of training episodes; None: the task's own, 1000 control steps of 0.02 s."""
     reward: tuple[str, ...] = ()
-    # As in Playground, negative rewards of Go1 and T1 count as zero (never with a trot). Without it, an exploring agent
-    # gets more signal.
+    """Reward weights to change in training, as in action_rate=-0.01."""
     clip_reward: bool = True
-    curriculum: bool = (
-        False  # commands begin small and grow with success, for each robot separately
-    )
+    """As in Playground, negative rewards of Go1 and T1 count as zero (never with a trot). Without clipping, an
+    exploring agent gets more signal."""
+    curriculum: bool = False
+    """Commands begin small and grow with success, for each robot separately."""
     conditions: ConditionsConfig = ConditionsConfig()
-    execution: Execution = "auto"  # how a GPU runs the vec step; auto: recorded
-    # On a GPU: the same bits from the same seed. It cannot be recorded, and is much slower.
+    execution: Execution = "auto"
+    """How a GPU runs the vec step; auto: recorded as a CUDA graph."""
     deterministic: bool = False
+    """On a GPU: the same bits from the same seed. Such steps cannot be recorded and are much slower."""
     render_width: int = 640
+    """Pixels."""
     render_height: int = 480
+    """Pixels."""
 
     def __post_init__(self) -> None:
         at_least(self, "env", threads=0, episode_length=1, render_width=1, render_height=1)

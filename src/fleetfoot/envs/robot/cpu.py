@@ -28,7 +28,7 @@ class CpuEngine:
         randomiser: Randomiser | None,
     ) -> None:
         self.device = torch.device("cpu")
-        # A robot that explodes is to be seen, not put back to its reference pose in silence.
+        # Show a robot that explodes, instead of silently resetting it to its reference pose.
         robot.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         vary = None if randomiser is None else randomiser.apply
         self.sim = Simulation(robot.model, num_envs, substeps, threads, vary, warm=True)

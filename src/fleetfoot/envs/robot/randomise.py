@@ -43,17 +43,28 @@ class RandomiseConfig:
     """Ranges to draw from, uniformly; None: as in the model. Each robot keeps its values, except with
     `every_episode`."""
 
-    friction: Range | None = None  # sliding friction of the floor
-    mass: Range | None = None  # a factor for each link, on its mass and inertia
-    base_mass: Range | None = None  # kg added to the base
-    base_com: Range | None = None  # metres added to its centre of mass, each axis
-    kp: Range | None = None  # a factor for each servo's stiffness
-    kd: Range | None = None  # a factor for each joint's damping
-    strength: Range | None = None  # a factor for each joint's largest torque
-    joint_friction: Range | None = None  # a factor for each joint
-    armature: Range | None = None  # a factor for each joint
-    joint_zero: Range | None = None  # zero offset of each joint, in radians
-    every_episode: bool = False  # redraw friction, kp, kd and strength for each episode
+    friction: Range | None = None
+    """Sliding friction of the floor."""
+    mass: Range | None = None
+    """Factor on each link's mass and inertia."""
+    base_mass: Range | None = None
+    """Mass added to the base, in kg."""
+    base_com: Range | None = None
+    """Offset of the base's centre of mass along each axis, in metres."""
+    kp: Range | None = None
+    """Factor on each servo's stiffness."""
+    kd: Range | None = None
+    """Factor on each joint's damping."""
+    strength: Range | None = None
+    """Factor on each joint's largest torque."""
+    joint_friction: Range | None = None
+    """Factor on each joint's friction."""
+    armature: Range | None = None
+    """Factor on each joint's armature."""
+    joint_zero: Range | None = None
+    """Zero offset of each joint, in radians."""
+    every_episode: bool = False
+    """Redraw friction, kp, kd and strength for each episode."""
 
     def __post_init__(self) -> None:
         factors = ("friction", "mass", "kp", "kd", "strength", "joint_friction", "armature")

@@ -84,8 +84,8 @@ class OnRayConfig(ClusterFields):
         cpus, gpus = sum(r.cpus for r in roles), sum(r.gpus_of(device) for r in roles)
         if not self.address and gpus > torch.cuda.device_count():
             raise UserError(
-                f"the three ask for {gpus:g} GPUs and this machine has {torch.cuda.device_count()}: lower "
-                "--topology.placement.actor.gpus and the others', or give --topology.placement.address."
+                f"the actor and both learners ask for {gpus:g} GPUs, and this machine has {torch.cuda.device_count()}: "
+                "lower --topology.placement.actor.gpus and the others', or give --topology.placement.address."
             )
         with cluster(self, cpus=cpus, gpus=gpus) as ray:
             processes = Processes(ray, recipe, self, interrupt)
