@@ -34,10 +34,12 @@ from support.runs import agent_state, assert_same, interrupted_at, small, tensor
 CPU = torch.device("cpu")
 
 
-def build(agent: Any, replay: Replay, mode: Any, **options: Any) -> EagerLearner:
+def build(
+    agent: Any, replay: Replay, mode: Any, batch_size: int = 16, **options: Any
+) -> EagerLearner:
     device = replay.ring.reward.device
     given: dict[str, Any] = {"precision": "float32", "mode": mode, "device": device}
-    return make_learner(agent, replay, 16, **(given | options))
+    return make_learner(agent, replay, batch_size, **(given | options))
 
 
 def naming(name: str) -> Callable[[str], str]:
@@ -413,14 +415,15 @@ COUNTS = (1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 2, 2, 2, 2)  # 1.5 updates per vec
     "sampler", [None, ProportionalConfig(eviction=FifoConfig(every_updates=3))]
 )
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "flash_sac wide"])
 def test_captured_equals_eager_on_a_gpu(name: str, precision: Any, sampler: Any) -> None:
-    """The ring moves on between updates, of which there are several patterns, and old rows go."""
+    """The ring moves on between updates, of which there are several patterns, and old rows go. In bf16, FlashSAC's
+    wide networks are captured as one operation, and run as modules in eager mode."""
     found = []
     for mode in ("eager", "captured"):
         agent, replay = parts(name, CUDA, sampler=sampler)
         start = {k: v.clone() for k, v in tensors(agent.state_dict()).items()}
-        learn = build(agent, replay, mode, precision=precision)
+        learn = build(agent, replay, mode, 64 if "wide" in name else 16, precision=precision)
         fresh = iter(
             noise(EnvSpec("made-up", 4, (3,), agent_action(agent), CUDA, *critic(agent)), 16)
         )

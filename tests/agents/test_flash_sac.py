@@ -32,6 +32,7 @@ from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.nn.network import Network
 from fleetfoot.nn.xqc import XQCNetConfig
 from fleetfoot.ops import categorical, flash_net
+from fleetfoot.ops.schedules import cosine
 from fleetfoot.optim import AdamConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.replay.replay import ReplayConfig
@@ -261,7 +262,7 @@ def test_with_neither_future_nor_entropy_the_target_is_the_scaled_reward() -> No
         agent.observe(make_transition(make_spec(), seed))
     batch = make_batch(rows=ROWS)
     batch = batch._replace(discount=torch.zeros(ROWS))
-    target = rows_of(agent, batch, torch.randn(ROWS, 2))
+    target = rows_of(agent, batch, torch.zeros(ROWS, 2))
     scaled = (batch.reward / float(agent.reward_scale.divisor)).clamp(-5, 5)
     torch.testing.assert_close(categorical.mean(target, agent.z), scaled, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(target.sum(-1), torch.ones(ROWS))
@@ -314,6 +315,53 @@ def test_the_temperature_falls_above_the_target_entropy_and_rises_below_it() -> 
         before = agent.alpha().item()
         agent.update(make_batch(rows=ROWS))
         assert math.copysign(1, agent.alpha().item() - before) == sign
+
+
+def test_the_slope_of_the_temperature_s_loss_is_proportional_to_it() -> None:
+    agent, entropy = make_agent(), torch.tensor(1.0)
+    (slope,) = torch.autograd.grad(agent.alpha_loss(entropy).loss, agent.alpha.log_alpha)
+    wanted = float(agent.alpha().detach()) * (1.0 - agent.target_entropy)
+    assert float(slope) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_all_schedules_count_all_updates() -> None:
+    agent = make_agent()
+    for seed in range(10):
+        agent.update(make_batch(rows=ROWS, seed=seed))
+    for step, made in ((agent.step_policy, 5), (agent.step_alpha, 5), (agent.step_critic, 10)):
+        wanted = cosine(3e-3, 1e-3, torch.tensor(made / 100, dtype=torch.float64))
+        assert float(step.lr) == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_what_smoothness_adds_to_the_loss() -> None:
+    agent, batch = make_agent(replace(SMALL, smoothness=3.0)), make_batch(rows=ROWS)
+    noise = torch.zeros(ROWS, agent.action_size)
+    smooth = agent.policy_loss(batch.obs, batch.next_obs, noise).loss
+    agent.cfg = SMALL
+    plain = agent.policy_loss(batch.obs, batch.next_obs, noise).loss
+    here, after = agent.gaussian(joint(batch.obs, batch.next_obs), [])[0].tanh().chunk(2)
+    wanted = 3.0 * float((here - after).detach().square().mean())
+    assert float((smooth - plain).detach()) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_time_limits_do_not_close_returns_and_tasks_are_scaled_apart() -> None:
+    spec = make_spec(tasks=("one", "two"))
+    agent = make_agent(tasks=spec.tasks)
+    for step in range(100):
+        fresh = make_transition(spec, seed=step)
+        reward = torch.where(fresh.obs.task == 0, 1.0, 100.0)
+        truncated = torch.full((spec.num_envs,), step % 3 == 2)
+        never = torch.zeros_like(truncated)
+        agent.observe(fresh._replace(reward=reward, terminated=never, truncated=truncated))
+    # 1 / (1 - gamma) rewards of 1 and of 100 fill the support of 5
+    torch.testing.assert_close(
+        agent.reward_scale.divisor, torch.tensor([2.0, 200.0]), rtol=1e-2, atol=0
+    )
+    batch = make_batch(spec, ROWS)._replace(discount=torch.zeros(ROWS))
+    assert batch.obs.task is not None
+    wanted = (batch.reward / agent.reward_scale.divisor[batch.obs.task]).clamp(-5, 5)
+    found = categorical.mean(rows_of(agent, batch, torch.zeros(ROWS, 2)), agent.z)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_units_of_reward_do_not_matter() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.ops import categorical
+from fleetfoot.ops import flash_net as operation
 from fleetfoot.ops import flash_net_plain as plain
 
 pytest.importorskip("triton")
@@ -211,3 +212,38 @@ def test_rms_norm(counting: int) -> None:
         run.rms_backward(above, x[:LEARNING], root[:LEARNING], weight, down, to_weight)
         results.append((out, root, down, to_weight))
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+
+
+@kernel
+def test_the_whole_network_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two critics of one block and their frozen twins, as the operation puts the kernels together."""
+    inputs, width, outputs, rows, members = 65, 64, 101, 128, 2
+    x, above = 3 * normal(rows, inputs) + 1, normal(members, rows // 2, outputs, seed=1)
+
+    def network(seed: int) -> operation.Parameters:
+        layers = [(inputs, width), (width, 4 * width), (4 * width, width), (width, outputs)]
+        norms = (inputs, 4 * width, width)
+        learned = [
+            *(0.3 * normal(members, *layer, seed=seed + at) for at, layer in enumerate(layers)),
+            *(normal(members, norm, seed=seed + 10 + at) for at, norm in enumerate(2 * norms)),
+            normal(members, width, seed=seed + 20),
+            normal(members, outputs, seed=seed + 21),
+        ]
+        learned = [value.requires_grad_() for value in learned]
+        running = [normal(members, norm, seed=seed + 30).abs() for norm in norms for _ in "12"]
+        return operation.Parameters(
+            learned[:4], learned[4:7], learned[7:10], *learned[10:], running
+        )
+
+    results = []
+    for of in (flash_net, plain):
+        monkeypatch.setattr(operation, "_kernels", lambda _, of=of: of)
+        learning, frozen = network(100), network(200)
+        options = {"momentum": 0.1, "eps": 1e-5, "rms_eps": 1e-6, "dtype": torch.float32}
+        out, beside, fresh = operation.flash_net(x, learning, frozen, **options)  # type: ignore[arg-type]
+        leaves = [*learning.weights, *learning.scales, *learning.shifts, learning.rms_scale]
+        gradients = torch.autograd.grad((out * above).sum(), leaves)
+        results.append([out.detach(), beside, *fresh, *gradients])
+    for found, wanted in zip(*results, strict=True):
+        near = 2e-5 * float(wanted.abs().max())
+        torch.testing.assert_close(found, wanted, atol=near, rtol=1e-3)

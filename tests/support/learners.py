@@ -23,24 +23,21 @@ from fleetfoot.replay.samplers import UniformConfig
 CPU = torch.device("cpu")
 NET = MLPConfig(hidden=(16,))
 FLASH = FlashNetConfig(width=8, blocks=1)
+WIDE = FlashNetConfig(width=64, blocks=1)  # with 64 rows: one operation on a GPU
 
 
 def agent_configs() -> dict[str, Any]:
     moving = AdamWConfig(lr=1e-3, lr_end=1e-4)  # a schedule, so that recorded steps must advance it
     flash_moving = AdamConfig(lr=3e-3, lr_end=1e-3)
+    flash: dict[str, Any] = {"num_atoms": 11}
+    flash |= dict.fromkeys(("policy_optim", "critic_optim", "alpha_optim"), flash_moving)
     values: dict[str, Any] = {"v_min": -5.0, "v_max": 5.0, "num_atoms": 11}
     nets: dict[str, Any] = {"policy_net": NET, "critic_net": NET}
     return {
         "fast_td3": FastTD3Config(**values, **nets, policy_optim=moving, critic_optim=moving),
         "fast_sac": FastSACConfig(**values, **nets, policy_every=2),
-        "flash_sac": FlashSACConfig(
-            num_atoms=11,
-            policy_net=FLASH,
-            critic_net=FLASH,
-            policy_optim=flash_moving,
-            critic_optim=flash_moving,
-            alpha_optim=flash_moving,
-        ),
+        "flash_sac": FlashSACConfig(**flash, policy_net=FLASH, critic_net=FLASH),
+        "flash_sac wide": FlashSACConfig(**flash, policy_net=WIDE, critic_net=WIDE),
         "ddpg": DDPGConfig(
             **values,
             **nets,

@@ -102,10 +102,11 @@ class ActorLearnerConfig:
                 "--topology.no-initial-priorities, or --replay.sampler UniformConfig."
             )
         if self.actors > 1 and traits(recipe.agent).follows_episodes:
+            fixed = ", or give --agent.v-min and --agent.v-max as numbers"
             raise UserError(
                 f"{agent} follows the episodes of all environments (to scale rewards, or for its bound), which "
-                "several actors do not report: use --topology.actors 1, or turn that off (for a value range: give "
-                "--agent.v-min and --agent.v-max as numbers)."
+                "several actors do not report: use --topology.actors 1"
+                f"{fixed if getattr(recipe.agent, 'v_min', None) == 'auto' else ''}."
             )
 
     def computes_priorities(self, recipe: Recipe) -> bool:
