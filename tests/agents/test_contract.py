@@ -58,7 +58,7 @@ class Bare:
     def observe(self, fresh: Any) -> None: ...
     def update(self, batch: Any) -> Any: ...
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {"policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -87,6 +87,7 @@ def test_what_is_required_is_enough() -> None:
         ("observe", None, r"Bare needs a method observe\(transition\) -> None"),
         ("update", None, r"Bare needs a method update\(batch\) -> UpdateResult"),
         ("state_dict", {}, r"Bare needs a method state_dict\(\) -> dict"),
+        ("state_dict", dict, r'Bare.state_dict\(\) must have an entry "policy"'),
         ("load_state_dict", None, r"Bare needs a method load_state_dict\(state\) -> None"),
         ("compiled_methods", ["update"], r"compiled_methods must be a tuple of method names"),
         ("compiled_methods", ("loss",), r"compiled_methods names 'loss', which is not a method"),
@@ -232,6 +233,8 @@ def test_who_does_not_update_statistics_refuses_batch_norms(
 
 class Networked(nn.Module):
     """An agent that is a module itself, and so has all that is required but these."""
+
+    state_dict = Bare.state_dict  # type: ignore[assignment]
 
     def __init__(self, net: Any) -> None:
         super().__init__()

@@ -234,6 +234,8 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     for signature in REQUIRED_METHODS:
         if not callable(getattr(agent, signature.partition("(")[0], None)):
             raise UserError(f"{name} needs a method {signature}.")
+    if "policy" not in agent.state_dict():
+        raise UserError(f'{name}.state_dict() must have an entry "policy", policy.state_dict().')
     compiled_methods(agent)
     compiled_steps(agent)
     periods(agent)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from fleetfoot.errors import UserError
+
 
 class Stateful:
     """`state_dict` and `load_state_dict` from two lists of attribute names."""
@@ -27,6 +29,10 @@ class Stateful:
     def _stateful_parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {}
         for name in self.state_attrs:
+            if not hasattr(self, name):
+                raise UserError(
+                    f"{type(self).__name__}.state_attrs names {name!r}, which it lacks."
+                )
             part = getattr(self, name)
             if part is not None and not any(part is other for other in parts.values()):
                 parts[name] = part
