@@ -145,7 +145,10 @@ class EagerLearner:
 
     def learn(self, batch: Any) -> Metrics:
         """One update, and what the memory is told of it."""
+        before = self.agent.updates
         result = self.update(batch)
+        if self.counts and self.agent.updates != before + 1:
+            raise UserError(f"{type(self.agent).__name__}.update must add 1 to its `updates`.")
         if not isinstance(result, UpdateResult):
             raise UserError(
                 f"{type(self.agent).__name__}.update must return an UpdateResult, not a {type(result).__name__}."
