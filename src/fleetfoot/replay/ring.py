@@ -277,10 +277,6 @@ class Ring:
         """A number that names a row for ever, also after another has taken its place."""
         return torch.add(column, self.num_dropped + age, alpha=self.columns)
 
-    def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Age and column of rows by their names; the age is below 0 for rows that cannot be read any more."""
-        return row_id // self.columns - self.num_dropped, row_id % self.columns
-
     def find(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         """Addresses of rows by their names, and [k] bool: can they still be read?"""
         return row_id % (self.lines * self.columns), row_id >= self.num_dropped * self.columns

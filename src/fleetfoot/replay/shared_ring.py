@@ -82,10 +82,6 @@ class SharedRing(Ring):
         dropped: Tensor = self.dropped[column]
         return (dropped + age) * self.columns + column
 
-    def named(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
-        column = row_id % self.columns
-        return row_id // self.columns - self.dropped[column], column
-
     def find(self, row_id: Tensor) -> tuple[Tensor, Tensor]:
         first = self.dropped.index_select(0, row_id % self.columns) * self.columns
         return row_id % (self.lines * self.columns), row_id >= first
