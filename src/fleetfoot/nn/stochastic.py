@@ -25,8 +25,6 @@ Params: TypeAlias = tuple[Tensor, ...]
 class StochasticPolicy(nn.Module, ABC):
     """Obs -> the parameters of a distribution over actions, each [B, ...]."""
 
-    noise_size: int  # numbers of noise that a sample takes
-
     def __init__(self, encoder: Encoder, net: NetworkConfig, outputs: int, head_gain: float | None):
         """`head_gain`: the output layer starts orthogonal with this gain, and its bias at zero; None: as the network
         starts it."""
@@ -46,7 +44,7 @@ class StochasticPolicy(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, params: Params, noise: Tensor) -> Tensor:
-        """An action [B, A] or [B], as drawn, from noise [B, noise_size]."""
+        """An action [B, A] or [B], as drawn, from noise with as many numbers as `forward` returns."""
 
     @abstractmethod
     def greedy(self, params: Params) -> Tensor:
@@ -86,7 +84,7 @@ class GaussianPolicy(StochasticPolicy):
         tanh_mean: bool = False,
     ):
         super().__init__(encoder, net, action_size, head_gain)
-        self.noise_size, self.tanh_mean = action_size, tanh_mean
+        self.tanh_mean = tanh_mean
         self.log_std = nn.Parameter(torch.full((action_size,), math.log(std)))
 
     def forward(self, obs: Obs) -> Params:
@@ -136,7 +134,6 @@ class CategoricalPolicy(StochasticPolicy):
         head_gain: float | None = None,
     ):
         super().__init__(encoder, net, num_actions, head_gain)
-        self.noise_size = num_actions
 
     def forward(self, obs: Obs) -> Params:
         return (self.net(self.encoder(obs)).float().log_softmax(-1),)
