@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 FACTOR = 1.5
+LOWEST, HIGHEST = 1e-5, 1e-2
 
 
 class AdaptiveRate(nn.Module):
@@ -14,9 +15,9 @@ class AdaptiveRate(nn.Module):
 
     lr: Tensor
 
-    def __init__(self, lr: float, target_kl: float, low: float = 1e-5, high: float = 1e-2):
+    def __init__(self, lr: float, target_kl: float):
         super().__init__()
-        self.target_kl, self.low, self.high = target_kl, low, high
+        self.target_kl = target_kl
         self.register_buffer("lr", torch.tensor(lr))
 
     @torch.no_grad()
@@ -25,5 +26,5 @@ class AdaptiveRate(nn.Module):
         slower = kl > 2.0 * self.target_kl
         faster = (kl < 0.5 * self.target_kl) & (kl > 1e-5 * self.target_kl)
         factor = torch.where(slower, 1.0 / FACTOR, torch.where(faster, FACTOR, 1.0))
-        self.lr.copy_((self.lr * factor).clamp(self.low, self.high))
+        self.lr.copy_((self.lr * factor).clamp(LOWEST, HIGHEST))
         return self.lr

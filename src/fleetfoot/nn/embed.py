@@ -17,14 +17,14 @@ class Embedding(nn.Module):
 
 
 class TaskEmbedding(Embedding):
-    """One learned vector per task, at most `max_norm` long.
+    """One learned vector per task, at most 1 long.
 
     The bound is kept by `constrain_` after each optimiser step, not inside `forward`, so reading never writes.
     """
 
-    def __init__(self, tasks: int, size: int = 32, max_norm: float = 1.0):
+    def __init__(self, tasks: int, size: int = 32):
         super().__init__()
-        self.size, self.max_norm = size, max_norm
+        self.size = size
         self.weight = nn.Parameter(torch.randn(tasks, size))
         self.constrain_()
 
@@ -34,7 +34,7 @@ class TaskEmbedding(Embedding):
     @torch.no_grad()
     def constrain_(self) -> None:
         norm = torch.linalg.vector_norm(self.weight, dim=-1, keepdim=True)
-        self.weight.mul_((self.max_norm / (norm + 1e-7)).clamp(max=1.0))
+        self.weight.mul_((1.0 / (norm + 1e-7)).clamp(max=1.0))
 
 
 class UnitEmbedding(Embedding):

@@ -126,8 +126,8 @@ class MLP(Network):
 
 
 @torch.no_grad()
-def start_orthogonal_(layer: Linear, gain: float = math.sqrt(2.0)) -> None:
-    orthogonal_(layer.weight, gain)
+def start_orthogonal_(layer: Linear) -> None:
+    orthogonal_(layer.weight, math.sqrt(2.0))
     if layer.bias is not None:
         layer.bias.zero_()
 

@@ -40,14 +40,13 @@ class EnvironmentSession:
         port: int | None,
         title: str = "fleetfoot play",
         extra: Callable[[Any], Callable[[], None]] | None = None,
-        seed: int = 0,
     ) -> None:
         self.policies, self.current = dict(policies), next(iter(policies))
-        self.env = build_env(config.for_evaluation(), 1, seed, CPU)
+        self.env = build_env(config.for_evaluation(), 1, 0, CPU)
         self.spec = self.env.spec
         self._check()
         self.picture = b""
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(0)
         self.paused, self.speed = False, 1.0
         self.score, self.scores, self.steps = 0.0, list[float](), 0
         self.held: set[str] = set()

@@ -38,9 +38,9 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _panels(count: int, height: float = 3.6) -> tuple[Any, Sequence[Any]]:
+def _panels(count: int) -> tuple[Any, Sequence[Any]]:
     figure, panels = pyplot().subplots(
-        1, count, figsize=(4.5 * count, height), squeeze=False, layout="constrained"
+        1, count, figsize=(4.5 * count, 3.6), squeeze=False, layout="constrained"
     )
     return figure, list(panels[0])
 

@@ -16,7 +16,7 @@ from fleetfoot.study.jobs import Job, Plan
 
 
 class Progress:
-    """A bar in a terminal; elsewhere a plain line every `every_seconds`.
+    """A bar in a terminal; elsewhere a plain line every few seconds.
 
     The time left goes by what this process has seen so far, evaluation and start of the workers included.
     """
@@ -26,11 +26,10 @@ class Progress:
         plan: Plan,
         noun: str = "configurations",
         *,
-        every_seconds: float = 10.0,
         console: rich.console.Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.plan, self.noun, self.every_seconds = plan, noun, every_seconds
+        self.plan, self.noun = plan, noun
         self.console, self.clock = console or rich.console.Console(highlight=False), clock
         self.done: dict[str, float] = {}
         self.look(plan.jobs)
@@ -49,7 +48,7 @@ class Progress:
 
     def show(self, running: Sequence[str]) -> None:
         """Call it often: it looks into the folders only now and then."""
-        every = 1.0 if self.console.is_terminal else self.every_seconds
+        every = 1.0 if self.console.is_terminal else 10.0
         if self.clock() - self.looked_at < every:
             return
         self.looked_at = self.clock()
