@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,25 +15,23 @@ from fleetfoot.errors import Notice, UserError, one_line
 
 
 @contextmanager
-def fitting() -> Iterator[None]:
+def _in_one_line(what: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # whoever made what is stored may have written anything
+        raise UserError(f"{what}: {one_line(error)}") from error
+
+
+def fitting() -> AbstractContextManager[None]:
     """Around the loading of a checkpoint: UserError where it does not fit the recipe."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # whoever made it may have written anything
-        raise UserError(f"the checkpoint does not fit this recipe: {one_line(error)}") from error
+    return _in_one_line("the checkpoint does not fit this recipe")
 
 
-@contextmanager
-def buildable() -> Iterator[None]:
+def buildable() -> AbstractContextManager[None]:
     """Around the building of what a stored recipe names: UserError where that is impossible, for whatever reason."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"the stored recipe cannot be built: {one_line(error)}") from error
+    return _in_one_line("the stored recipe cannot be built")
 
 
 def check_finite(state: Any) -> None:
