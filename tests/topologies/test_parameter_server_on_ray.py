@@ -148,6 +148,20 @@ def test_the_others_work_while_a_lost_bundle_is_replaced() -> None:
     assert not fleet.workers.starting
 
 
+def test_a_bundle_that_was_not_idle_when_the_run_was_saved_gets_its_turn_again() -> None:
+    ray: Any = FakeRay()
+    server: Any = SimpleNamespace(
+        shards=[], slices=[], restarts=Restarts(1), save=lambda: None, resume=lambda *_: None
+    )
+    cfg = ParameterServerConfig(bundles=3, shift_vec_steps=5)
+    fleet = BundleFleet(ray, cfg, small(topology=cfg), server)
+    parts = {"explorer": {}, "pace": {}, "outliers": {}}
+    saved = {"server": [], "generation": 1, "turns": [2], "incarnations": [1, 1, 1]}
+    replays = [{}] * 3
+    fleet.load_state_dict({**saved, "bundles": [parts] * 3, "replay": replays})
+    assert list(fleet.idle) == [2, 0, 1]
+
+
 CTRL_C = """
 import sys
 from dataclasses import replace

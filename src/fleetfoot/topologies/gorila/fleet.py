@@ -188,7 +188,8 @@ class BundleFleet:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Call before `start`."""
         self.server.resume(state["server"], state["generation"])
-        self.idle = deque(state["turns"])
+        # Bundles that were lost or at work when the run gave up had no turn.
+        self.idle = deque(dict.fromkeys([*state["turns"], *range(self.cfg.bundles)]))
         self.workers.incarnations[:] = state["incarnations"]
         bundles = state["bundles"]
         self.carried_states = [{name: b[name] for name in CARRIED_STATE} for b in bundles]
