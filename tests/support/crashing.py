@@ -16,10 +16,11 @@ from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 
 @part
 class CrashingConfig:
-    """The cartpole, whose step number `at` fails in environments of this seed (0: of any seed)."""
+    """The cartpole, whose step number `at` fails in environments of this seed (0: of any seed), or ends its process."""
 
     seed: int = 0
     at: int = 20
+    exits: bool = False
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
         env = TensorConfig(task="cartpole").build(num_envs, seed, device)
@@ -30,6 +31,8 @@ class CrashingConfig:
                 nonlocal count
                 count += 1
                 if count == self.at:
+                    if self.exits:
+                        os._exit(1)
                     raise ZeroDivisionError("the pole has left the world")
                 return true_step(action)
 

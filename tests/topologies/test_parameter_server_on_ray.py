@@ -17,7 +17,9 @@ import torch
 
 from fleetfoot import checkpoint, recipes
 from fleetfoot.api import evaluate_run, resume, train
-from fleetfoot.errors import UserError
+from fleetfoot.checkpoint import CheckpointConfig
+from fleetfoot.errors import Halted, Notice, UserError
+from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
@@ -96,6 +98,29 @@ def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
         match=r"bundle 0 \(environments of seed \d+\) is lost .*left the world.*1 restarts",
     ):
         train(recipe, tmp_path / "run")
+
+
+@needs_ray
+def test_a_run_that_gives_up_on_a_killed_bundle_is_saved_and_goes_on(tmp_path: Path) -> None:
+    """Bundles take turns of ten vec steps. The process of the first ends in its fourth, after 60 steps of both."""
+    cfg = ParameterServerConfig(bundles=2, lockstep=True, shift_vec_steps=10, outlier_stds=None)
+    recipe = small(
+        env=CrashingConfig(at=35, exits=True),
+        topology=replace(cfg, ray=replace(cfg.ray, max_restarts=0)),
+        checkpoint=CheckpointConfig(every_vec_steps=0),
+        evaluation=EvaluationConfig(every_vec_steps=0, episodes=2),
+    )
+    with pytest.raises(Halted, match=r"its process died\) after 0 restarts.*saved after 60 vec"):
+        train(recipe, tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run").state
+    assert state["replay"][0] is None
+    assert state["replay"][1] is not None
+    with pytest.warns(Notice, match=r"no replay of bundle 0: it fills again, .* 10 vec steps"):
+        result = resume(tmp_path / "run")
+    assert result.finished
+    # Until it ended the first had made 34 steps, of which 10 were its warm-up. After that the second makes 30, and the
+    # first 20, half of them to fill its replay.
+    assert result.counters.updates == 2 * ((34 - 10) + (30 - 10) + 30 + 10)
 
 
 class FakeRay:

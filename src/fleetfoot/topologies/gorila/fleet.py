@@ -6,12 +6,15 @@ replay and its own random numbers. The shift that was not reported is void and i
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from fleetfoot.errors import Halted, Notice
+from fleetfoot.log import EpisodeStats
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.gorila.bundle import CARRIED_STATE, Bundle, Report, bundle_seeds
@@ -35,8 +38,11 @@ class RayBundle:
         self.packed, self.slices, self.index = packed, slices, index
         self.incarnation = incarnation
 
-    def start(self, shards: list[Any], carried_state: Any = None, state: Any = None) -> None:
-        """Build everything. Not in `__init__`, whose errors Ray reports as the death of the process."""
+    def start(
+        self, shards: list[Any], carried_state: Any = None, state: Any = None
+    ) -> dict[str, Any]:
+        """Build everything, and return what a replacement carries on. Not in `__init__`, whose errors Ray reports as
+        the death of the process."""
         recipe = unpack_recipe(self.packed)
         cfg = cast("ParameterServerConfig", recipe.topology)
         torch.set_num_threads(recipe.threads or max(1, int(cfg.ray.worker_cpus)))
@@ -54,6 +60,7 @@ class RayBundle:
             self.bundle.take_over(carried_state)
         if state is not None:
             self.bundle.load_state_dict(state)
+        return self.bundle.carried_state()
 
     def work(self, vec_steps: int, shards: list[Any]) -> Report:
         self.bundle.replica.server.shards = shards
@@ -106,7 +113,7 @@ class BundleFleet:
 
     def start(self) -> None:
         """Start all bundles."""
-        self.workers.launch_all()
+        self.carried_states = self.workers.launch_all()
         self.server.save()
 
     def work(self, vec_steps: int, interrupt: Interrupt) -> Iterator[Report]:
@@ -182,8 +189,19 @@ class BundleFleet:
                 state: dict[str, Any] = self.ray.get(call)
                 return state
             except Exception as error:
-                self.workers.replace(index, error)
+                try:
+                    self.workers.replace(index, error)
+                except Halted:
+                    return self._state_of_lost(index)  # the run gives up, and saves what is left
                 self.workers.wait_for(index)
+
+    def _state_of_lost(self, index: int) -> dict[str, Any]:
+        """Whoever goes on begins new episodes and fills the replay of this bundle again."""
+        carried_state = self.carried_states[index]
+        assert carried_state is not None  # since `start`
+        episodes = EpisodeStats(self.recipe.num_envs, torch.device("cpu"))
+        new = {"episodes": episodes.state_dict(), "env": None, "replay": None}
+        return carried_state | new
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Call before `start`."""
@@ -194,6 +212,12 @@ class BundleFleet:
         bundles = state["bundles"]
         self.carried_states = [{name: b[name] for name in CARRIED_STATE} for b in bundles]
         replays = state.pop("replay", [None] * self.cfg.bundles)
+        if empty := [str(index) for index, replay in enumerate(replays) if replay is None]:
+            text = (
+                f"the checkpoint holds no replay of bundle {', '.join(empty)}: it fills again, and learning goes on "
+                f"after {self.recipe.pace.warmup_vec_steps:,} vec steps of that bundle."
+            )
+            warnings.warn(text, Notice, stacklevel=2)
         pairs = zip(bundles, replays, strict=True)
         self.saved_states = [bundle | {"replay": replay} for bundle, replay in pairs]
 
