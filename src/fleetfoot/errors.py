@@ -30,7 +30,7 @@ class Hung(BaseException):
 
 
 class Program:
-    """Whose program this is. The command line may end it; a library must not."""
+    """Whose program this is. The command line and workers on Ray may end it; a library must not."""
 
     is_ours = False
 

@@ -3,6 +3,7 @@ by name."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfoot import guard
 from fleetfoot.config import part
 from fleetfoot.envs.tensor import TensorConfig, TensorEnv
 
 
 @part
 class CrashingConfig:
-    """The cartpole, whose step number `at` fails in environments of this seed (0: of any seed), or ends its process."""
+    """The cartpole, whose step number `at` fails in environments of this seed (0: of any seed). `how`: raise, exit (end
+    the process), or hang in compiled code, which nothing interrupts."""
 
     seed: int = 0
     at: int = 20
-    exits: bool = False
+    how: str = "raise"
 
     def build(self, num_envs: int, seed: int, device: torch.device) -> TensorEnv:
         env = TensorConfig(task="cartpole").build(num_envs, seed, device)
+        if self.how == "hang":
+            guard.GRACE = 0.0  # in this process
         if self.seed in (0, seed):
             true_step, count = env.step, 0
 
@@ -31,8 +36,12 @@ class CrashingConfig:
                 nonlocal count
                 count += 1
                 if count == self.at:
-                    if self.exits:
+                    if self.how == "exit":
                         os._exit(1)
+                    if self.how == "hang":
+                        library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+                        for _ in range(2):  # it waits for itself
+                            library.pthread_mutex_lock(mutex)
                     raise ZeroDivisionError("the pole has left the world")
                 return true_step(action)
 

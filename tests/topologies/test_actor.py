@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fleetfoot import recipes
 from fleetfoot.data import Obs, Transition
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Program, UserError
 from fleetfoot.explore import (
     EpsilonAnnealConfig,
     EpsilonLadderConfig,
@@ -121,6 +121,12 @@ def test_the_windows_of_a_hand_made_episode() -> None:
             errors.append(float(td_error))
     whole = [t + 0.9 * (t + 1) + 0.81 * (t + 2) + 0.729 * 100 for t in (1, 2, 3, 4)]
     assert errors[:7] == pytest.approx([*whole, 5 + 0.9 * 6 + 0.81 * 7, 6 + 0.9 * 7, 7.0], rel=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def _not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an actor starts in is its own process; here it is the one of the tests."""
+    monkeypatch.setattr(Program, "is_ours", False)
 
 
 def few(name: str, **changes: Any) -> Recipe:

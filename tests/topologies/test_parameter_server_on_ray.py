@@ -101,11 +101,13 @@ def test_bundles_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
 
 
 @needs_ray
-def test_a_run_that_gives_up_on_a_killed_bundle_is_saved_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_a_run_that_gives_up_on_a_bundle_is_saved_and_goes_on(how: str, tmp_path: Path) -> None:
     """Bundles take turns of ten vec steps. The process of the first ends in its fourth, after 60 steps of both."""
     cfg = ParameterServerConfig(bundles=2, lockstep=True, shift_vec_steps=10, outlier_stds=None)
     recipe = small(
-        env=CrashingConfig(at=35, exits=True),
+        env=CrashingConfig(at=35, how=how),
+        env_timeout=3.0 if how == "hang" else 600.0,
         topology=replace(cfg, ray=replace(cfg.ray, max_restarts=0)),
         checkpoint=CheckpointConfig(every_vec_steps=0),
         evaluation=EvaluationConfig(every_vec_steps=0, episodes=2),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fleetfoot.config import from_json, to_json
 from fleetfoot.data import EnvSpec, Obs, Transition
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Program, UserError
 from fleetfoot.recipe import Recipe
 
 # Arrays from the object store are read-only, and torch warns about that. Nothing here writes to them.
@@ -52,6 +52,8 @@ def pack_recipe(recipe: Recipe) -> PackedRecipe:
 
 
 def unpack_recipe(packed: PackedRecipe) -> Recipe:
+    """In a process of Ray's."""
+    Program.is_ours = True  # where an environment cannot be interrupted it ends, and is replaced
     known = set(sys.path)
     sys.path += [place for place in packed.path if place not in known and os.path.isdir(place)]
     for module in packed.modules:
