@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,7 +25,7 @@ from fleetfoot.api import resume, train
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.envs.tensor import TensorConfig
-from fleetfoot.errors import Halted, UserError
+from fleetfoot.errors import Halted, Program, UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution.learner import EagerLearner
 from fleetfoot.log import LogConfig
@@ -33,9 +34,10 @@ from fleetfoot.replay import replay as replay_module
 from fleetfoot.replay.observations import Observations
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.run.clock import Clock
+from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.topologies.pql.exchange import Order, Outcome, Setup
 from fleetfoot.topologies.pql.loop import Coordinator, SplitLearnersConfig, covered
-from fleetfoot.topologies.pql.on_ray import OnRayConfig, RoleConfig
+from fleetfoot.topologies.pql.on_ray import OnRayConfig, Processes, RoleConfig
 from fleetfoot.topologies.pql.processes import PROCESSES, CriticLearnerProcess
 from fleetfoot.topologies.pql.schedule import Round
 from fleetfoot.topologies.pql.threads import InProcessConfig
@@ -349,6 +351,34 @@ def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
     assert again.counters.updates == 8 * (50 - 32)
 
 
+def test_ctrl_c_ends_a_run_whose_environment_hangs_and_the_learners_are_saved(
+    ray: Any, tmp_path: Path, looking: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetfoot.topologies.pql.on_ray.GRACE", 0.0)
+    looking.when(40, lambda: os.kill(os.getpid(), signal.SIGINT), updates=8 * (40 - 32))
+    env = SkewedEnvConfig(waits_at=41, marker=str(tmp_path / "never"))
+    result = train(pql(env=env, log=RARELY), tmp_path / "run")
+    assert not result.finished
+    assert assert_at_a_common_point(tmp_path / "run", result)["vec_steps"] == 40
+    assert result.counters.updates == 8 * (40 - 32)
+
+
+@pytest.mark.parametrize(("stage", "raised"), [("actor", Halted), ("critic", KeyboardInterrupt)])
+def test_ctrl_c_while_a_process_is_replaced_saves_unless_a_learner_is_lost(
+    stage: str, raised: type[BaseException]
+) -> None:
+    never = SimpleNamespace(put=lambda _: None, wait=lambda *_, **__: ([], []))
+    stopped: Any = Interrupt()
+    stopped.asked = True
+    processes = Processes(never, pql(), OnRayConfig(), stopped)
+    start = SimpleNamespace(remote=lambda *_: None)
+    processes.handles[stage] = SimpleNamespace(start=start)
+    spec: Any = SimpleNamespace()
+    processes.setup = Setup(spec)  # the actor has been there
+    with pytest.raises(raised):
+        processes._start(stage, None)
+
+
 @pytest.mark.slow  # a Ray of its own; Ctrl-C itself, and what it leaves behind, is tested above
 def test_ctrl_c_on_the_command_line_leaves_no_process_behind(tmp_path: Path) -> None:
     words = ["-m", "fleetfoot", "train", "pql/pendulum", "--no-video", "--device", "cpu"]
@@ -420,6 +450,7 @@ def test_the_three_tell_when_they_compiled_and_a_new_one_goes_on_exactly(
     ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here in one process, called as Ray would."""
+    monkeypatch.setattr(Program, "is_ours", False)  # afterwards too
     packed = pack_recipe(pql(replay=ReplayConfig(capacity=800, n_step=3, storage="bf16")))
     actor, critic, policy = (process(packed, 1, False) for process in PROCESSES.values())
     nothing = (None, None, None)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fleetfoot.agents.contract import as_actor_critic
+from fleetfoot.agents.contract import ActorCritic, as_actor_critic
 from fleetfoot.config import at_least, part
 from fleetfoot.data import EnvSpec
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Halted, UserError
+from fleetfoot.guard import GRACE
 from fleetfoot.log import EpisodeStats
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
@@ -106,7 +107,9 @@ class Call(NamedTuple):
 class LostActor:
     """What is saved of an actor that is lost: that whoever goes on begins new episodes."""
 
-    def __init__(self, recipe: Recipe, spec: EnvSpec, vec_steps: int):
+    def __init__(self, recipe: Recipe, spec: EnvSpec, vec_steps: int, agent: ActorCritic):
+        """`agent`: of the coordinator, which has what is saved."""
+        self.agent = agent
         here = replace(spec, device=CPU)
         self.explorer = recipe.explorer.build(here, seed=recipe.seeds().explorer, device=CPU)
         self.explorer.skip(vec_steps)
@@ -118,6 +121,10 @@ class LostActor:
     def state_dict(self, with_replay: bool) -> State:
         states = {"explorer": self.explorer.state_dict(), "episodes": self.episodes.state_dict()}
         return {**states, "env": None}
+
+    def policy_state(self) -> State:
+        state: State = self.agent.policy.state_dict()
+        return state
 
 
 class Processes:
@@ -169,10 +176,12 @@ class Processes:
             stored = self.ray.put(to_arrays(share, copy=False))
             weights = [version.arrays for version in self.versions.values()]
             ref = self.handles[stage].start.remote(self.setup, self.beside_on, stored, *weights)
+            while not self.ray.wait([ref], timeout=WAIT_SECONDS)[0]:
+                if self.interrupt.asked:  # Ray may be waiting for room, in vain
+                    if stage == "actor" and self.setup.spec:  # the learners are well, and are saved
+                        raise Halted("the run was stopped while its actor was being replaced")
+                    raise KeyboardInterrupt
             try:
-                while not self.ray.wait([ref], timeout=WAIT_SECONDS)[0]:
-                    if self.interrupt.asked:  # Ray may be waiting for room, in vain
-                        raise KeyboardInterrupt
                 started: Started = self.ray.get(ref)
                 return started
             except Exception as error:
@@ -204,11 +213,16 @@ class Processes:
         return Call(planned, call.remote(planned.order(), numbers, *weights, *parts))
 
     def wait_until(self, done: Callable[[], bool]) -> None:
+        silent = 0.0  # seconds since Ctrl-C in which nothing was finished
         while not done():
             first = {calls[0].objects[0]: stage for stage, calls in self.calls.items() if calls}
             ready, _ = self.ray.wait(list(first), num_returns=len(first), timeout=0)
             if not ready:
                 ready, _ = self.ray.wait(list(first), num_returns=1, timeout=WAIT_SECONDS)
+            silent = silent + WAIT_SECONDS if self.interrupt.asked and not ready else 0.0
+            if silent > GRACE and self.calls["actor"]:
+                self.failing = "actor"
+                raise Halted(f"the actor has not answered for {silent:.0f} s")
             for ref in ready:
                 self._receive(first[ref])
 
@@ -277,7 +291,8 @@ class Processes:
         if self.failing != "actor":
             return False
         self.calls["actor"].clear()
-        self.without = LostActor(self.recipe, self.spec, self.coordinator.journal.vec_steps)
+        vec_steps = self.coordinator.journal.vec_steps
+        self.without = LostActor(self.recipe, self.spec, vec_steps, self.agent)
         return True
 
     def close(self) -> None:
