@@ -119,6 +119,7 @@ def cluster(
         check_room(ray, cpus, gpus, here)
         yield ray
         return
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that are given up
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
         if cfg.address:
