@@ -182,9 +182,9 @@ def test_a_bundle_that_was_not_idle_when_the_run_was_saved_gets_its_turn_again()
     )
     cfg = ParameterServerConfig(bundles=3, shift_vec_steps=5)
     fleet = BundleFleet(ray, cfg, small(topology=cfg), server)
-    parts = {"explorer": {}, "pace": {}, "outliers": {}}
+    parts: Any = {"explorer": {}, "pace": {}, "outliers": {}}
     saved = {"server": [], "generation": 1, "turns": [2], "incarnations": [1, 1, 1]}
-    replays = [{}] * 3
+    replays: list[Any] = [{}] * 3
     fleet.load_state_dict({**saved, "bundles": [parts] * 3, "replay": replays})
     assert list(fleet.idle) == [2, 0, 1]
 
