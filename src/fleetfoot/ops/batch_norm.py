@@ -83,7 +83,7 @@ def _in_one(
     )
     mean = shift.squeeze(-2).expand_as(weight)
     variance = (root.detach().pow(-2) - eps).clamp(min=0.0)  # root: 1 / sqrt(variance + eps)
-    return out.unflatten(1, weight.shape).movedim(0, -2), mean, variance.view_as(weight)
+    return out.reshape(-1, *weight.shape).movedim(0, -2), mean, variance.view_as(weight)
 
 
 def _finished(out: Tensor, dtype: torch.dtype, relu: bool, plus: Tensor | None) -> Tensor:
