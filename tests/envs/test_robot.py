@@ -210,6 +210,18 @@ def test_robots_that_differ_in_every_episode() -> None:
     assert torch.equal(again.step(zero).next_obs.critic, went_on.next_obs.critic)
 
 
+@pytest.mark.parametrize("integrator", ["Euler", "implicitfast", "RK4"])
+def test_what_is_drawn_for_an_episode_is_what_is_stepped(integrator: str) -> None:
+    """With RK4 every robot has copies of its model for the stages of a timestep."""
+    drawn = RandomiseConfig(kp=(0.25, 0.25), every_episode=True)
+    found = []
+    for conditions in (ConditionsConfig(), ConditionsConfig(randomise=drawn)):
+        env = arm('<position joint="j" kp="40"/>', integrator=integrator, conditions=conditions)
+        env.step(torch.ones(1, 1))
+        found.append(env.engine.sensor[0, env.built.sensors["torque"]])
+    np.testing.assert_allclose(found[1], 0.25 * found[0], rtol=0.2)
+
+
 def test_one_range_does_not_change_what_another_draws() -> None:
     sets = [
         build(1, conditions=ConditionsConfig(randomise=randomise))
@@ -251,6 +263,28 @@ class Standing(Task):
 
     def reward(self, now: Now, terminated: Tensor) -> dict[str, Tensor]:
         return {"one": torch.ones(len(now.qpos))}
+
+
+ARM = """<mujoco><option integrator="{integrator}"/><worldbody><body><joint name="j" axis="0 1 0" damping="0.1" {joint}/>
+    <geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.02"/></body></worldbody><actuator>{actuator}</actuator>
+    <keyframe><key name="home" qpos="{home}"/></keyframe></mujoco>"""
+
+
+def arm(
+    actuator: str,
+    joint: str = "",
+    home: float = 0.0,
+    integrator: str = "Euler",
+    task: Task | None = None,
+    conditions: ConditionsConfig | None = None,
+    scale: float = 1.0,
+) -> RobotEnv:
+    """One arm on a hinge, after its reset."""
+    text = ARM.format(actuator=actuator, joint=joint, home=home, integrator=integrator)
+    robot = Robot(name="arm", model=text, action_scale=scale)
+    env = RobotEnv(robot, task or Standing(), 1, 0, conditions=conditions)
+    env.reset()
+    return env
 
 
 def test_names_that_are_taken_are_refused() -> None:

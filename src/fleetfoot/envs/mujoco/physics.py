@@ -120,7 +120,7 @@ class Simulation:
             self._step = _each(bases, _without_sensors)
             self._stage = _each(self._evaluate, _without_sensors)
         else:
-            self._step = bases
+            self._step, self._stage = bases, self._evaluate
 
         self.threads = max(1, min(threads or usable_cores(), num_envs))
         pooled = self.threads if self.threads > 1 else 0  # no pool: on the calling thread
@@ -144,6 +144,11 @@ class Simulation:
         self.state: Array = np.zeros((num_envs, size))
         self.sensor: Array = np.zeros((num_envs, model.nsensordata))
         self.warmstart: Array = np.zeros((num_envs, self.nv))
+
+    def of(self, i: int) -> list[mujoco.MjModel]:
+        """Every model that environment i is stepped with: what changes one of its numbers changes it in all."""
+        lists = (self.models, self._evaluate, self._step, self._stage)
+        return list({id(models[i]): models[i] for models in lists}.values())
 
     def advance(self, control: Array) -> None:
         """One control step: `frame_skip` substeps with `control` [N, U] held."""

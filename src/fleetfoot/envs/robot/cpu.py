@@ -64,9 +64,10 @@ class CpuEngine:
             return
         columns = [(f, k, v.double().numpy()) for f, k, v in self.varied.columns(state)]
         for i in np.flatnonzero(chosen.numpy()).tolist():
-            for field, column, values in columns:
-                own = getattr(self.sim.models[i], field)
-                own[... if column is None else (..., column)] = values[i]
+            for model in self.sim.of(i):
+                for field, column, values in columns:
+                    own = getattr(model, field)
+                    own[... if column is None else (..., column)] = values[i]
 
     def take_starts(self, starts: Starts) -> None:
         self.starts = starts
