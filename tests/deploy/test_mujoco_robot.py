@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfoot import deploy, recipes
-from fleetfoot.envs.robot import ConditionsConfig, RobotConfig, RobotEnv
+from fleetfoot.envs.robot import ConditionsConfig, Now, Robot, RobotConfig, RobotEnv, Task
 from fleetfoot.envs.robot.cpu import CpuEngine
 from fleetfoot.envs.vec_env import VecEnv
+from fleetfoot.play.baselines import RandomPolicy
 from support.exported import CPU, Plain, packed, stir, write
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,37 @@ def test_the_loop_in_plain_mujoco_equals_the_training_environment(
         worst = max(worst, float(np.abs(robot.data.qpos - env.engine.qpos[0].numpy()).max()))
     assert steps >= 20
     assert worst < 1e-4
+
+
+class Arm(Task):
+    def reward(self, now: Now, terminated: Tensor) -> dict[str, Tensor]:
+        return {"one": torch.ones(len(now.qpos))}
+
+
+def test_an_own_robot_at_the_limits_of_its_joints(tmp_path: Path) -> None:
+    """Its model limits joints and not controls: training and a controller give its servos the same targets."""
+    text = """<mujoco><compiler angle="radian"/><worldbody><body><joint name="a" axis="0 1 0" range="-0.3 0.5"/>
+        <geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.02"/><body pos="0.5 0 0"><joint name="b" axis="0 1 0"/>
+        <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02"/></body></body></worldbody>
+        <actuator><position joint="a" kp="30" kv="2"/><position joint="b" kp="20" kv="1"/></actuator></mujoco>"""
+    robot = Robot(name="arm", model=text, action_scale=1.0)
+    env = RobotEnv(robot, Arm(), 1, 0)
+    env.reset()
+    about = exported(env, tmp_path / "arm").about
+    controller = deploy.Controller(RandomPolicy(about, 0))
+    model = mujoco.MjModel.from_xml_string(text)
+    model.opt.timestep = env.physics.timestep
+    data = mujoco.MjData(model)
+    clamped = 0
+    for _ in range(STEPS):
+        order = controller.step({"joint_pos": data.qpos, "joint_vel": data.qvel})
+        data.ctrl[:] = order.target
+        mujoco.mj_step(model, data, env.physics.substeps)
+        env.step(torch.from_numpy(controller.last_action)[None])
+        np.testing.assert_array_equal(env.engine.control[0], order.target)
+        np.testing.assert_allclose(env.engine.qpos[0], data.qpos, rtol=0, atol=1e-4)
+        clamped += int(order.target[0] in (np.float32(-0.3), np.float32(0.5)))
+    assert 20 < clamped < STEPS
 
 
 def command_of(env: RobotEnv, actor: Tensor) -> NDArray[np.float32]:

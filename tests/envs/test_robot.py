@@ -244,20 +244,6 @@ def test_power_is_the_sum_over_joints_of_torque_times_velocity() -> None:
     env.close()
 
 
-def test_a_gear_multiplies_the_power() -> None:
-    """The sensor tells the force of the actuator, and the joint feels the gear times that."""
-    text = """<mujoco><worldbody><body><joint name="j" axis="0 1 0"/><geom size="0.1"/></body></worldbody>
-        <actuator><motor joint="j" gear="50"/></actuator></mujoco>"""
-    env = RobotEnv(Robot(name="wheel", model=text), Standing(), 1, 0)
-    env.reset()
-    for _ in range(3):
-        step = env.step(torch.ones(1, 1))
-    wanted = (env.engine.qvel[:, 0] * 50 * env.engine.sensor[:, 0]).abs()
-    assert float(wanted) > 1.0
-    torch.testing.assert_close(step.info["env/power"], wanted.float())
-    env.close()
-
-
 class Standing(Task):
     """Paid for nothing in particular."""
 
@@ -265,9 +251,9 @@ class Standing(Task):
         return {"one": torch.ones(len(now.qpos))}
 
 
-ARM = """<mujoco><option integrator="{integrator}"/><worldbody><body><joint name="j" axis="0 1 0" damping="0.1" {joint}/>
-    <geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.02"/></body></worldbody><actuator>{actuator}</actuator>
-    <keyframe><key name="home" qpos="{home}"/></keyframe></mujoco>"""
+ARM = """<mujoco><compiler angle="radian"/><option integrator="{integrator}"/><worldbody>
+    <body><joint name="j" axis="0 1 0" damping="0.1" {joint}/><geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.02"/></body>
+    </worldbody><actuator>{actuator}</actuator><keyframe><key name="home" qpos="{home}"/></keyframe></mujoco>"""
 
 
 def arm(
@@ -285,6 +271,59 @@ def arm(
     env = RobotEnv(robot, task or Standing(), 1, 0, conditions=conditions)
     env.reset()
     return env
+
+
+GEARED = {
+    'position joint="j" kp="20" kv="0.5" ctrlrange="-1 2" forcerange="-4 9"': "rad",
+    'position joint="j" kp="20" kv="0.5" timeconst="0.1"': "rad",
+    'motor joint="j" ctrlrange="-1 2" forcerange="-0.5 1.5"': "N m",
+    'velocity joint="j" kv="3" ctrlrange="-1 2"': "rad/s",
+    'intvelocity joint="j" kp="20" actrange="-1 2"': "rad/s",
+    'general joint="j" biastype="affine" biasprm="0.3 -0.2 -0.1"': "N m",
+    'motor joint="j" damping="0.2" armature="0.01"': "N m",
+}
+
+
+@pytest.mark.parametrize("gear", [3, -1, 50])
+@pytest.mark.parametrize(("actuator", "unit"), GEARED.items())
+def test_an_actuator_with_a_gear_is_told_what_its_joint_does(
+    actuator: str, unit: str, gear: float
+) -> None:
+    """The same physics as the model as it was written, told in the units of the actuator."""
+    geared = f'<{actuator} gear="{gear}"/>'
+    env = arm(geared, integrator="implicitfast")
+    assert env.describe()["joints"][0]["unit"] == unit
+    text = ARM.format(actuator=geared, joint="", home=0.0, integrator="implicitfast")
+    ours, theirs = env.built.model, mujoco.MjModel.from_xml_string(text)
+    theirs.opt.timestep = ours.opt.timestep = 2e-4  # a gear of 50 makes it 2500 times as stiff
+    one, other = mujoco.MjData(ours), mujoco.MjData(theirs)
+    for told in np.random.default_rng(0).uniform(-3, 3, 40):
+        one.ctrl[:], other.ctrl[:] = told, told / gear if unit == "N m" else told * gear
+        mujoco.mj_step(ours, one, 100)
+        mujoco.mj_step(theirs, other, 100)
+        np.testing.assert_allclose(one.qpos, other.qpos, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(one.qfrc_actuator, one.actuator_force, rtol=1e-9)
+    assert abs(other.qpos[0]) > 1e-3
+
+
+def test_a_gear_of_an_actuator_that_is_not_linear_is_refused() -> None:
+    with pytest.raises(UserError, match="actuator 'm' has a gear of 2, which works with a"):
+        arm('<general name="m" joint="j" gaintype="affine" gainprm="1 1" gear="2"/>')
+
+
+def test_targets_of_the_robot_and_of_training_end_where_the_joint_does() -> None:
+    """A servo may not be told a position beyond its joint, whatever its model says."""
+    free, limited = '<position joint="j" kp="9"/>', 'range="-0.3 0.3" limited="true"'
+    env = arm(free, limited, home=0.1)
+    (joint,) = env.describe()["joints"]
+    assert (joint["target_low"], joint["target_high"]) == (-0.3, 0.3)
+    for action, told in ((1.0, 0.3), (-1.0, -0.3), (0.1, 0.2)):
+        env.step(torch.full((1, 1), action))
+        assert env.engine.control.item() == pytest.approx(told)
+    assert arm(free, home=0.1)._limits is None
+    motor = arm('<motor joint="j"/>', limited)
+    assert motor._limits is None
+    assert [build(1, robot=name)._limits for name in ROBOTS] == [None] * len(ROBOTS)
 
 
 def test_names_that_are_taken_are_refused() -> None:

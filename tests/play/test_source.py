@@ -42,6 +42,10 @@ def test_policies_of_two_robots_do_not_mix() -> None:
     check_same(one, one)
     with pytest.raises(UserError, match="not for the same robot"):
         check_same(one, other)
+    newer = [joint | {"unit": "rad"} for joint in one.raw["joints"]]
+    check_same(one, dataclasses.replace(one, raw=one.raw | {"joints": newer}))
+    with pytest.raises(UserError, match="their joints differ"):
+        check_same(one, dataclasses.replace(one, raw=one.raw | {"joints": newer[1:]}))
 
 
 def test_a_strangers_recipe_imports_nothing(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Joint:
     """One joint of the robot, in the order of the actions. None: not known, or without a limit."""
 
     name: str
-    servo: bool  # it is told a position; otherwise a force
+    servo: bool  # it is told a position; otherwise what `unit` says, usually a force
     standing: float
     low: float | None  # of its position
     high: float | None
@@ -56,6 +56,7 @@ class Joint:
     target_high: float | None
     kp: float | None
     kd: float | None
+    unit: str | None = None  # of what it is told; earlier versions do not say it
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ def _joint(read: Reader) -> Joint:
     keys = ("low", "high", "target_low", "target_high", "kp", "kd")
     rest = {key: read.number(key, float, optional=True) for key in keys}
     servo, standing = read.value("servo", bool), read.number("standing", float)
-    return Joint(name=read.text("name"), servo=servo, standing=standing, **rest)
+    unit = read.value("unit", str) if read.tree.get("unit") is not None else None
+    return Joint(name=read.text("name"), servo=servo, standing=standing, unit=unit, **rest)
 
 
 def _range(read: Reader, key: str) -> tuple[float, float]:

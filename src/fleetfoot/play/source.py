@@ -86,11 +86,15 @@ def recipe_inside(about: deploy.About) -> Recipe:
 
 def check_same(one: deploy.About, other: deploy.About) -> None:
     """UserError where two policies are not for the same robot."""
-    for what, of in (("robot", one.raw), ("joints", one.raw), ("control_hz", one.raw)):
-        name, theirs = of.get(what), other.raw.get(what)
+    for what in ("robot", "joints", "control_hz"):
+        name, theirs = one.raw.get(what), other.raw.get(what)
         if what == "robot":
             name, theirs = (
                 told.get("robot") if isinstance(told, dict) else None for told in (name, theirs)
+            )
+        if what == "joints":  # earlier versions do not say the unit
+            name, theirs = (
+                [{**joint, "unit": None} for joint in joints] for joints in (name, theirs)
             )
         if name != theirs:
             raise UserError(

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfoot.envs.robot.joints import Joints, servos
+from fleetfoot.envs.robot.joints import Joints, servos, targets, units
 
 if TYPE_CHECKING:
     from fleetfoot.envs.robot.conditions import ConditionsConfig
@@ -42,9 +42,7 @@ def describe_joints(
     force = np.minimum(force, np.where(limited, model.jnt_actfrcrange[joints.ids][:, 1], np.inf))
     limited = model.jnt_limited[joints.ids].astype(bool)
     low, high = np.where(limited, model.jnt_range[joints.ids].T, [[-np.inf], [np.inf]])
-    # What an actuator may be told: its own range and, where it is told a position, that of the joint.
-    told = model.actuator_ctrllimited.astype(bool)[:, None]
-    span = np.where(told, model.actuator_ctrlrange, [-np.inf, np.inf])
+    target_low, target_high = targets(model, joints)
     rows = zip(
         joints.names,
         servo.tolist(),
@@ -53,8 +51,9 @@ def describe_joints(
         offset.tolist(),
         _or_none(low),
         _or_none(high),
-        _or_none(np.maximum(span[:, 0], np.where(servo, low, -np.inf))),
-        _or_none(np.minimum(span[:, 1], np.where(servo, high, np.inf))),
+        units(model, joints),
+        _or_none(target_low),
+        _or_none(target_high),
         np.where(servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
         (model.dof_damping[joints.v] - model.actuator_biasprm[:, 2]).tolist(),
         _or_none(force),
@@ -62,7 +61,7 @@ def describe_joints(
     )
     keys = (
         *("name", "servo", "standing", "action_scale", "action_offset", "low", "high"),
-        *("target_low", "target_high", "kp", "kd", "max_torque"),
+        *("unit", "target_low", "target_high", "kp", "kd", "max_torque"),
     )
     return {"joints": [dict(zip(keys, row, strict=True)) for row in rows]}
 

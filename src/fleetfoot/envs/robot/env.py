@@ -84,11 +84,24 @@ class RobotEnv:
             torch.tensor(rows.copy(), dtype=torch.float32, device=home)
             for rows in (self.built.offset, self.built.scale)
         )
+        self._limits = self._tighter_limits()
         self._look_size = render_size
         self._renderer: Renderer | None = None
         self._allocate(num_envs, seed)
         self._lay_out(device)
         self._run = self._make_run()
+
+    def _tighter_limits(self) -> tuple[Tensor, Tensor] | None:
+        """Bounds of the targets, which a controller of the real robot keeps; None where MuJoCo's own are as tight."""
+        built, told = self.built, self.built.model.actuator_ctrllimited.astype(bool)
+        low, high = (
+            torch.tensor(rows, dtype=torch.float32, device=self._home)
+            for rows in (built.target_low, built.target_high)
+        )
+        span = np.where(told[:, None], built.model.actuator_ctrlrange, [-np.inf, np.inf])
+        own = torch.tensor(span, dtype=torch.float32, device=self._home)
+        tighter = (low > own[:, 0]) | (high < own[:, 1])
+        return (low, high) if bool(tighter.any()) else None
 
     def _allocate(self, num_envs: int, seed: int) -> None:
         """What every robot has, whatever its task."""
@@ -140,6 +153,8 @@ class RobotEnv:
         for name, value in changed.items():
             self._state[name].copy_(value)
         torch.addcmul(self._offset, executed, self._scale, out=self.engine.control)
+        if self._limits is not None:
+            torch.clamp(self.engine.control, *self._limits, out=self.engine.control)
         if "push" in self._state:
             self.engine.kick(self._state["push"])
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetfoot.errors import UserError
+
+Array: TypeAlias = NDArray[np.float64]
+LINEAR_GAIN = (mujoco.mjtGain.mjGAIN_FIXED.value,)
+LINEAR_BIAS = (mujoco.mjtBias.mjBIAS_NONE.value, mujoco.mjtBias.mjBIAS_AFFINE.value)
+LINEAR_DYNAMICS = (
+    mujoco.mjtDyn.mjDYN_NONE.value,
+    mujoco.mjtDyn.mjDYN_INTEGRATOR.value,
+    mujoco.mjtDyn.mjDYN_FILTER.value,
+    mujoco.mjtDyn.mjDYN_FILTEREXACT.value,
+)
+# Damping and inertia of an actuator's own, which its joint feels by the square of the gear.
+OF_THE_ACTUATOR = ("actuator_damping", "actuator_dampingpoly", "actuator_armature")
 
 
 class Joints(NamedTuple):
@@ -40,6 +52,97 @@ def joints_of(model: mujoco.MjModel) -> Joints:
 
 def servos(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Which actuators are told a position."""
-    gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-    told: NDArray[np.bool_] = (gain != 0) & (bias == -gain)
+    told: NDArray[np.bool_] = _holds(model) & ~_integrates(model)
     return told
+
+
+def told_velocity(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Which actuators are told a velocity."""
+    gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm
+    tracks = (gain != 0) & (bias[:, 1] == 0) & (bias[:, 2] == -gain) & ~_integrates(model)
+    told: NDArray[np.bool_] = tracks | (_holds(model) & _integrates(model))
+    return told
+
+
+def units(model: mujoco.MjModel, joints: Joints) -> list[str | None]:
+    """What a target is measured in; None where it is none of these."""
+    hinge = model.jnt_type[joints.ids] == mujoco.mjtJoint.mjJNT_HINGE
+    plain = (model.actuator_gainprm[:, 0] == 1) & ~_integrates(model)
+    plain &= model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED
+    kinds = np.select([servos(model), told_velocity(model), plain], [0, 1, 2], default=3)
+    kinds[model.actuator_gear[:, 0] != 1] = 3
+    names = (("m", "rad"), ("m/s", "rad/s"), ("N", "N m"), (None, None))
+    return [names[kind][int(turns)] for kind, turns in zip(kinds, hinge, strict=True)]
+
+
+def targets(model: mujoco.MjModel, joints: Joints) -> tuple[Array, Array]:
+    """Bounds of what actuators may be told: their own and, where that is a position, those of the joint."""
+    told = model.actuator_ctrllimited.astype(bool)[:, None]
+    span = np.where(told, model.actuator_ctrlrange, [-np.inf, np.inf])
+    limited = (servos(model) & model.jnt_limited[joints.ids].astype(bool))[:, None]
+    reach = np.where(limited, model.jnt_range[joints.ids], [-np.inf, np.inf])
+    return np.maximum(span[:, 0], reach[:, 0]), np.minimum(span[:, 1], reach[:, 1])
+
+
+def at_rest(model: mujoco.MjModel, joints: Joints, qpos: Array) -> Array:
+    """[na] Activations with which nothing pulls: what holds a position begins with the joint's own."""
+    act = np.zeros(int(model.na))
+    holds = _holds(model) & (model.actuator_actnum > 0)
+    # The last activation of an actuator is what its force follows.
+    last = (model.actuator_actadr + model.actuator_actnum - 1)[holds]
+    act[last] = qpos[joints.q[holds]]
+    return act
+
+
+def without_gears(model: mujoco.MjModel) -> None:
+    """Rewrite actuators with gears so that they are told what the joint is to do: the same physics with gear 1.
+
+    With a gear g a joint at q moves its actuator by g q, and feels g times the force gain * control + bias. A position
+    or velocity is told as that of the joint, control / g; a force as that on the joint, control * g.
+    """
+    gear = model.actuator_gear[:, 0].copy()
+    geared = gear != 1
+    if not geared.any():
+        return
+    for i in np.flatnonzero(geared).tolist():
+        _check_linear(model, i)
+    moves = _holds(model) | told_velocity(model)
+    model.actuator_gainprm[:, 0] *= np.where(moves, gear**2, 1.0)
+    model.actuator_biasprm[:, :3] *= np.stack([gear, gear**2, gear**2], 1)
+    model.actuator_forcerange[:] = np.sort(model.actuator_forcerange * gear[:, None], 1)
+    told = np.where(moves, 1 / gear, gear)[:, None]
+    model.actuator_ctrlrange[:] = np.sort(model.actuator_ctrlrange * told, 1)
+    model.actuator_actrange[:] = np.sort(model.actuator_actrange * told, 1)
+    for name in OF_THE_ACTUATOR:
+        if hasattr(model, name):  # not in every version of MuJoCo
+            values = getattr(model, name)
+            values *= (gear**2).reshape(-1, *[1] * (values.ndim - 1))
+    model.actuator_gear[:, 0] = 1.0
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+
+
+def _check_linear(model: mujoco.MjModel, i: int) -> None:
+    kinds = (
+        (model.actuator_gaintype, LINEAR_GAIN),
+        (model.actuator_biastype, LINEAR_BIAS),
+        (model.actuator_dyntype, LINEAR_DYNAMICS),
+    )
+    linear = all(int(kind[i]) in known for kind, known in kinds)
+    if not linear or model.actuator_gear[i, 0] == 0:
+        raise UserError(
+            f"actuator {model.actuator(i).name!r} has a gear of {model.actuator_gear[i, 0]:g}, which works with a "
+            "constant gain and an affine bias alone; give it gear 1."
+        )
+
+
+def _holds(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Which actuators pull towards a position, that of their control or of their activation."""
+    gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
+    found: NDArray[np.bool_] = (gain != 0) & (bias == -gain)
+    return found
+
+
+def _integrates(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Which actuators are told how fast their activation changes."""
+    found: NDArray[np.bool_] = model.actuator_dyntype == mujoco.mjtDyn.mjDYN_INTEGRATOR
+    return found

@@ -13,7 +13,7 @@ The model is MJCF. Everything a task reads is a sensor, because sensors are what
 | `foot_contact` | F | above 0: the foot's body touches the floor |
 | `foot_force` | 3 F | the force at each foot, where `foot_forces` asks for it |
 | `touch_NAME` | 1 | above 0: these two geoms touch |
-| `torque` | U | the force of every actuator |
+| `torque` | U | the force of every actuator on its joint |
 
 Sensors of the MJCF are found by their own names. As in MuJoCo, positions and velocities of the joints are those of the
 end of a control step, and sensors are one timestep older.
@@ -36,7 +36,7 @@ from fleetfoot.envs.render import View, add_backdrop
 from fleetfoot.envs.robot.describe import describe
 from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor
 from fleetfoot.envs.robot.heights import Heights, lay_heights
-from fleetfoot.envs.robot.joints import joints_of, servos
+from fleetfoot.envs.robot.joints import joints_of, servos, targets, without_gears
 from fleetfoot.errors import UserError
 
 Array = NDArray[np.float64]
@@ -124,6 +124,7 @@ class Built:
         self.robot, self.model = robot, compile_spec(spec)
         model = self.model
         self.joints = joints_of(model)
+        without_gears(model)
         self.names, self.q, self.v = self.joints.names, self.joints.q, self.joints.v
         self.num_joints = len(self.names)
         self.qpos, self.pose = self._standing()
@@ -138,7 +139,7 @@ class Built:
         # What an action of 0 means: the standing pose for a position servo, nothing for any other actuator.
         self.servo = servos(model)
         self.offset = np.where(self.servo, self.pose, 0.0)
-        self.gear = model.actuator_gear[:, 0].copy()  # what a joint feels of its actuator's force
+        self.target_low, self.target_high = targets(model, self.joints)
         self.free = bool(model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE)
         self.sensors = _sensor_slices(model)
 
