@@ -110,7 +110,8 @@ class Arrow(NamedTuple):
     rgba: tuple[float, float, float, float]
 
 
-WANTED, ACTUAL = (0.2, 0.9, 0.3, 1.0), (0.3, 0.5, 1.0, 1.0)  # green and blue
+# Blue and green, as on the page of `fleetfoot play`.
+WANTED, ACTUAL = (0.3, 0.5, 1.0, 1.0), (0.2, 0.9, 0.3, 1.0)
 SECONDS = 0.5  # a robot goes as far as its arrow in this time
 
 
