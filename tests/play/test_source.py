@@ -11,6 +11,7 @@ import pytest
 from fleetfoot import UserError, deploy, recipes
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.play.page import bind
+from fleetfoot.play.robot import find
 from fleetfoot.play.source import SHIPPED, check_same, open_source
 from support.command import refusal
 
@@ -101,6 +102,30 @@ def test_the_ground_can_be_chosen_for_robots_alone(run: Path) -> None:
         )
     with pytest.raises(UserError, match=r"not for a robot of the package.*--ground has no effect"):
         open_source([run], ground="rough")
+
+
+def test_an_own_robot_has_the_site_and_the_keyframe_it_was_trained_with(tmp_path: Path) -> None:
+    about = deploy.load(SHIPPED).about
+    told = dict(about.raw["robot"]) | {"robot": "mine"}
+    own = dataclasses.replace(about, raw=about.raw | {"robot": told})
+    model = tmp_path / "mine.xml"
+    model.write_text("<mujoco/>")
+    earlier = find(own, model)
+    assert (earlier.imu, earlier.standing) == ("imu", "home")
+    told |= {"imu": "chest", "standing": "crouch"}
+    now = find(own, model)
+    assert (now.imu, now.standing) == ("chest", "crouch")
+    told["imu"] = 3
+    with pytest.raises(UserError, match="'robot.imu' of the wrong kind"):
+        find(own, model)
+
+
+def test_the_ground_of_an_own_robot_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetfoot.envs.robot.robots.ROBOTS", {})
+    with pytest.raises(
+        UserError, match="--ground is for robots of the package, and flash_sac/t1 is"
+    ):
+        open_source([SHIPPED], ground="rough")
 
 
 def test_a_run_without_a_checkpoint_is_one_line(

@@ -21,6 +21,7 @@ from fleetfoot import deploy
 from fleetfoot.deploy.fields import Reader
 from fleetfoot.envs.robot import Robot, robots
 from fleetfoot.envs.robot.config import Ground, on_ground
+from fleetfoot.envs.robot.joints import at_rest
 from fleetfoot.errors import UserError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -41,7 +42,8 @@ class World:
 
 
 def find(about: deploy.About, model: Path | None = None, ground: Ground | None = None) -> Robot:
-    """The robot an exported policy is for: of the package, or the MJCF file `model` with a site named imu.
+    """The robot an exported policy is for: of the package, or the MJCF file `model` with the site and the keyframe
+    that it was trained with.
 
     `ground` is for robots of the package; None: the one that the policy was trained on.
     """
@@ -51,7 +53,13 @@ def find(about: deploy.About, model: Path | None = None, ground: Ground | None =
             raise UserError("--ground is for robots of the package; a --model has its own ground.")
         if not model.is_file():
             raise UserError(f"there is no model {model}.")
-        return Robot(name=name or model.stem, model=str(model), imu="imu")
+        told = Reader({"imu": "imu", "standing": "home", **_told(about)}, about.name, "robot.")
+        return Robot(
+            name=name or model.stem,
+            model=str(model),
+            imu=told.text("imu"),
+            standing=told.text("standing"),
+        )
     if name not in robots.ROBOTS:
         raise UserError(
             f"{about.name} is for the robot {name!r}, which does not come with the package; name its MJCF with "
@@ -127,6 +135,7 @@ class SimulatedRobot:
         if self.built.free:  # above all of the ground, as episodes of training begin
             self.data.qpos[2] += self.robot.rise
         self.data.ctrl[:] = self.built.offset
+        self.data.act[:] = at_rest(self.model, self.built.joints, self.built.qpos)
         for name in GAINS:  # a controller that damps has taken them away
             getattr(self.model, name)[:] = self._nominal[name]
         mujoco.mj_forward(self.model, self.data)

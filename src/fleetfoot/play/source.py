@@ -54,6 +54,10 @@ def open_source(
         for policy in policies.values():
             check_same(first.about, policy.about)
         return Source(policies, robot.find(first.about, model, ground), None)
+    if ground is not None and robot.is_robot(first.about):
+        raise UserError(
+            f"--ground is for robots of the package, and {first.about.name} is not for one of them."
+        )
     for option, given in (("--model", model), ("--ground", ground)):
         if given is not None:
             raise UserError(
@@ -94,7 +98,7 @@ def check_same(one: deploy.About, other: deploy.About) -> None:
             )
         if what == "joints":  # earlier versions do not say the unit
             name, theirs = (
-                [{**joint, "unit": None} for joint in joints] for joints in (name, theirs)
+                [{**joint, "unit": None} for joint in joints or ()] for joints in (name, theirs)
             )
         if name != theirs:
             raise UserError(
