@@ -16,7 +16,7 @@ from fleetfoot.errors import UserError
 
 
 class CpuEngine:
-    """Positions, velocities and the solver's warm start are the whole state."""
+    """Positions, velocities, activations and the solver's warm start are the whole state."""
 
     def __init__(
         self,
@@ -57,6 +57,9 @@ class CpuEngine:
         self.sim.warmstart[rows] = 0.0
         state[rows, 1 : 1 + self.sim.nq] = self.starts.qpos[chosen]
         state[rows, self._v] = self.starts.qvel[chosen]
+        state[rows, self._v.stop : self._v.stop + self.starts.act.shape[1]] = self.starts.act[
+            chosen
+        ]
         self._read_state()
 
     def vary(self, chosen: Tensor, state: State) -> None:

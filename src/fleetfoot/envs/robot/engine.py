@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
+from fleetfoot.envs.robot.joints import at_rest
 from fleetfoot.envs.robot.randomise import Varied
 from fleetfoot.envs.robot.robot import Array, Built
 from fleetfoot.envs.robot.task import State, Task
@@ -74,6 +75,7 @@ class Starts:
     qpos: Array  # [P, nq]
     qvel: Array  # [P, nv]
     sensor: Array  # [P, M]
+    act: Array  # [P, na] activations
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         rows = (self.qpos, self.qvel, self.sensor)
@@ -91,10 +93,12 @@ def make_starts(robot: Built, task: Task, seed: int, count: int = START_STATES) 
     qpos, qvel = (rows.numpy() for rows in task.start(Draw(keys), standing, still))
     data = mujoco.MjData(robot.model)
     sensor = np.zeros((count, int(robot.model.nsensordata)))
+    act = np.zeros((count, int(robot.model.na)))
     for i in range(count):
         mujoco.mj_resetData(robot.model, data)
         data.qpos[:], data.qvel[:] = qpos[i], qvel[i]
         data.ctrl[:] = np.where(robot.servo, data.qpos[robot.q], 0.0)  # at rest
+        data.act[:] = act[i] = at_rest(robot.model, robot.joints, data.qpos)
         mujoco.mj_forward(robot.model, data)
         sensor[i] = data.sensordata
-    return Starts(qpos, qvel, sensor)
+    return Starts(qpos, qvel, sensor, act)

@@ -32,7 +32,7 @@ STREAMS: dict[tuple[int, int], Any] = {}
 
 
 class WarpEngine:
-    """Velocities, positions and the solver's warm start are the whole state."""
+    """Velocities, positions, activations and the solver's warm start are the whole state."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class WarpEngine:
         kinds = self.mjw.OverflowType
         self._serious = int(sum(k for k in kinds if k.name not in HARMLESS))
         self._start_qpos, self._start_qvel, _ = starts.on(device)
+        self._start_act = torch.tensor(starts.act, dtype=torch.float32, device=device)
         self._graph: Any = None
         self._calls = 0
         self._seen: Tensor | None = None  # the mask as it was, on its way to the CPU
@@ -125,7 +126,7 @@ class WarpEngine:
         self.qvel.copy_(torch.where(chosen, self._start_qvel[row], self.qvel))
         self._warmstart.masked_fill_(chosen, 0.0)
         if self._act is not None:
-            self._act.masked_fill_(chosen, 0.0)
+            self._act.copy_(torch.where(chosen, self._start_act[row], self._act))
 
     def vary(self, chosen: Tensor, state: State) -> None:
         for name, column, values in self.varied.columns(state) if self.varied else ():
@@ -137,6 +138,7 @@ class WarpEngine:
         qpos, qvel, _ = starts.on(self.device)
         self._start_qpos.copy_(qpos)
         self._start_qvel.copy_(qvel)
+        self._start_act.copy_(torch.tensor(starts.act, dtype=torch.float32))
 
     def check(self) -> None:
         """Every so often the mask is sent to the CPU, and read the next time, when it has long arrived."""
