@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 # Name, kind, kind and name of the object, and more.
 Sensor: TypeAlias = tuple[str, Any, Any, str, dict[str, Any]]
 PLATES = 10  # along each side of rough ground
+ROUND = (mujoco.mjtWrap.mjWRAP_SPHERE, mujoco.mjtWrap.mjWRAP_CYLINDER)  # geoms in a tendon's path
 GROUND = 1 << 20  # a bit of contype and conaffinity for what touched the floor by pairs
 
 
 def drop_looks(spec: mujoco.MjSpec, robot: Robot) -> None:
-    """Drop geoms that touch nothing, where the mass of their body does not come from them."""
+    """Drop geoms that touch nothing and that nothing names, where the mass of their body does not come from them."""
     used = {name for pair in robot.touches.values() for name in pair} | {robot.floor}
     used |= {name for pair in spec.pairs for name in (pair.geomname1, pair.geomname2)}
+    for sensor in spec.sensors:
+        ends = ((sensor.objtype, sensor.objname), (sensor.reftype, sensor.refname))
+        used |= {name for kind, name in ends if kind == mujoco.mjtObj.mjOBJ_GEOM}
+    wraps = [wrap for tendon in spec.tendons for wrap in tendon.path]
+    used |= {wrap.target.name for wrap in wraps if wrap.type in ROUND}
     for geom in list(spec.geoms):
         idle = not geom.contype and not geom.conaffinity and geom.name not in used
         if idle and (geom.parent.explicitinertial or geom.parent.name == "world"):
@@ -133,13 +139,19 @@ def add_sensors(spec: mujoco.MjSpec, robot: Robot) -> None:
             {},
         )
         wanted.append(force)
-    taken = {sensor.name.split(".")[0] for sensor in spec.sensors}
-    if both := taken & {name.split(".")[0] for name, *_ in wanted}:
+    taken = {without_index(sensor.name) for sensor in spec.sensors}
+    if both := taken & {without_index(name) for name, *_ in wanted}:
         raise UserError(
             f"the model of {robot.name} has a sensor {min(both)!r}, a name of one that is added to it; rename yours."
         )
     for name, sensor, obj, objname, more in wanted:
         spec.add_sensor(name=name, type=sensor, objtype=obj, objname=objname, **more)
+
+
+def without_index(sensor: str) -> str:
+    """NAME of a sensor called NAME.0, NAME.1 ...; any other name as it is."""
+    name, _, last = sensor.rpartition(".")
+    return name if name and last.isdecimal() else sensor
 
 
 def _frame_sensors(robot: Robot) -> Iterator[Sensor]:

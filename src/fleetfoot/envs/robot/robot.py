@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from fleetfoot.envs.mujoco.physics import compile_spec, load_spec, without_textures
 from fleetfoot.envs.render import View, add_backdrop
 from fleetfoot.envs.robot.describe import describe
-from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor
+from fleetfoot.envs.robot.edit import add_sensors, drop_looks, lay_plates, tile_floor, without_index
 from fleetfoot.envs.robot.heights import Heights, lay_heights
 from fleetfoot.envs.robot.joints import joints_of, servos, targets, without_gears
 from fleetfoot.errors import UserError
@@ -166,7 +166,7 @@ def _sensor_slices(model: mujoco.MjModel) -> dict[str, slice]:
     """Where each sensor is in a row; sensors NAME.0, NAME.1 ... are one, called NAME."""
     found: dict[str, slice] = {}
     for i in range(model.nsensor):
-        name = model.sensor(i).name.split(".")[0]
+        name = without_index(model.sensor(i).name)
         begin = int(model.sensor_adr[i])
         end = begin + int(model.sensor_dim[i])
         found[name] = slice(found[name].start if name in found else begin, end)
