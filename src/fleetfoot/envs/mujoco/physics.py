@@ -39,6 +39,10 @@ FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
 
 def load_spec(model: str) -> mujoco.MjSpec:
     """The editable form of an MJCF file (`model` is a path) or of MJCF text (`model` begins with '<')."""
+    if not isinstance(model, str):
+        raise UserError(
+            f"a model is the path of an MJCF file as a string, or MJCF text, not a {type(model).__name__}; use str()."
+        )
     try:
         if model.lstrip().startswith("<"):
             return mujoco.MjSpec.from_string(model)
