@@ -252,7 +252,8 @@ class Standing(Task):
 
 
 ARM = """<mujoco><compiler angle="radian"/><option integrator="{integrator}"/><worldbody>
-    <body><joint name="j" axis="0 1 0" damping="0.1" {joint}/><geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.02"/></body>
+    <body><joint name="j" axis="0 1 0" damping="0.1" {joint}/>
+    <geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.02"/></body>
     </worldbody><actuator>{actuator}</actuator><keyframe><key name="home" qpos="{home}"/></keyframe></mujoco>"""
 
 
@@ -324,6 +325,66 @@ def test_targets_of_the_robot_and_of_training_end_where_the_joint_does() -> None
     motor = arm('<motor joint="j"/>', limited)
     assert motor._limits is None
     assert [build(1, robot=name)._limits for name in ROBOTS] == [None] * len(ROBOTS)
+
+
+def test_what_has_no_effect_on_a_robot_is_refused() -> None:
+    servo, motor = '<position joint="j" kp="9"/>', '<motor joint="j"/>'
+    for actuator, problem, conditions in (
+        (motor, "arm has no free base to push; leave out push_speed", {"push_speed": (1.0, 1.0)}),
+        (motor, r"randomise\.kp .* arm has none", {"randomise": RandomiseConfig(kp=(0.5, 1.0))}),
+        (servo, "joint 'j' of arm is not lim", {"randomise": RandomiseConfig(strength=(0.5, 1.0))}),
+    ):
+        with pytest.raises(UserError, match=problem):
+            arm(actuator, conditions=ConditionsConfig(**conditions))
+
+
+@pytest.mark.parametrize("every_episode", [False, True])
+def test_gains_of_servos_alone_are_drawn(every_episode: bool) -> None:
+    text = """<mujoco><worldbody><body><joint name="a"/><geom size="0.1"/><body><joint name="b"/><geom size="0.1"/>
+        <body><joint name="c"/><geom size="0.1"/></body></body></body></worldbody><actuator>
+        <position joint="a" kp="9" kv="1"/><motor joint="b"/><velocity joint="c" kv="2"/></actuator></mujoco>"""
+    drawn = RandomiseConfig(kp=(0.5, 0.5), kd=(3.0, 3.0), every_episode=every_episode)
+    conditions = ConditionsConfig(randomise=drawn)
+    env = RobotEnv(Robot(name="arm", model=text), Standing(), 1, 0, conditions=conditions)
+    env.reset()
+    assert isinstance(env.engine, CpuEngine)
+    model = env.engine.sim.models[0]
+    assert model.actuator_gainprm[:, 0].tolist() == [4.5, 1.0, 2.0]
+    assert model.actuator_biasprm[:, 1].tolist() == [-4.5, 0.0, 0.0]
+    assert model.actuator_biasprm[:, 2].tolist() == [-3.0, 0.0, -2.0]
+
+
+class Short(Standing):
+    episode_length = 3
+
+
+@pytest.mark.parametrize("gear", [1, -3])
+@pytest.mark.parametrize("kind", ["position", "intvelocity"])
+def test_a_servo_with_an_activation_begins_where_its_joint_is(kind: str, gear: float) -> None:
+    more = 'timeconst="0.1"' if kind == "position" else 'actrange="-9 9"'
+    env = arm(f'<{kind} joint="j" kp="60" {more} gear="{gear}"/>', home=1.2, task=Short())
+    for _ in range(7):  # two restarts
+        step = env.step(torch.zeros(1, 1))
+        assert step.next_obs.actor[0, 0].abs() < 0.2
+    torch.testing.assert_close(env._starts[2], torch.zeros_like(env._starts[2]), atol=1e-5, rtol=0)
+
+
+def test_sensors_and_what_they_look_at_keep_their_names() -> None:
+    text = """<mujoco><worldbody><site name="top" pos="0 0 2"/><body pos="0 0 1"><joint name="j" axis="0 1 0"/>
+        <inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/><site name="s" pos="0 0 -0.3"/>
+        <geom name="seen" size="0.1" contype="0" conaffinity="0"/>
+        <geom name="idle" size="0.1" contype="0" conaffinity="0"/>
+        <geom name="round" type="cylinder" size="0.05 0.1" contype="0" conaffinity="0"/></body></worldbody>
+        <tendon><spatial><site site="top"/><geom geom="round"/><site site="s"/></spatial></tendon>
+        <actuator><motor joint="j"/></actuator><sensor><gyro name="imu.gyro" site="s"/>
+        <framepos name="pos" objtype="geom" objname="seen"/><accelerometer name="imu.acc" site="s"/>
+        <gyro name="two.0" site="s"/><gyro name="two.1" site="s"/></sensor></mujoco>"""
+    built = Robot(name="arm", model=text).build(0.004)
+    sizes = {name: part.stop - part.start for name, part in built.sensors.items()}
+    assert sizes == {"imu.gyro": 3, "pos": 3, "imu.acc": 3, "two": 6, "torque": 1}
+    names = [built.model.geom(i).name for i in range(built.model.ngeom)]
+    assert names == ["seen", "round"]
+    assert built.model.nwrap == 3
 
 
 def test_names_that_are_taken_are_refused() -> None:
@@ -561,8 +622,13 @@ def test_films_show_the_velocity_that_is_wanted_and_the_one_there_is() -> None:
     env = build(1, render_width=160, render_height=120)
     env.reset()
     env._state["command"][0] = torch.tensor([1.5, 0.0, 0.0])
+    env.engine.qvel.zero_()
     with_arrow = env.render(0).astype(int)
-    assert ((with_arrow[..., 1] - with_arrow[..., 0]) > 60).sum() > 20  # green
+    env.task.wanted_velocity = lambda state: None  # type: ignore[method-assign]
+    plain = env.render(0).astype(int)
+    more = with_arrow - plain
+    blue, green = (((more[..., k] - more[..., 0]) > 60).sum() for k in (2, 1))
+    assert blue > max(20, 2 * green)
     env.close()
 
 
@@ -579,6 +645,9 @@ def test_descriptions_tell_what_a_real_robot_needs() -> None:
     assert knee["name"] == "FR_calf_joint"
     assert (knee["standing"], knee["kp"], knee["kd"]) == (-1.8, 35.0, 0.5)
     assert knee["max_torque"] == 35.55
+    assert (told["imu"], told["standing"], knee["unit"]) == ("imu", "home", "rad")
+    louder = build(1, conditions=ConditionsConfig(noise=3.0)).describe()["observation"][1]
+    assert louder["noise"] == pytest.approx(3.0 * told["observation"][1]["noise"])
     assert told["commands"]["forward"] == [-1.5, 1.5]
 
 
@@ -646,10 +715,27 @@ class Careless(Joystick):
         return state | ({"mood": now.qpos[:, :1]} if self.mistake == "unknown" else {})
 
     def observe(self, now: Now) -> dict[str, torch.Tensor]:
-        return {"height": now.qpos[:, 2]} if self.mistake == "seen" else super().observe(now)
+        wrong = {
+            "seen": {"height": now.qpos[:, 2]},
+            "list": [now.qpos],
+            "blind": {},
+            "number": {"height": 0.5},
+        }
+        return wrong.get(self.mistake) if self.mistake in wrong else super().observe(now)  # type: ignore[return-value]
+
+    def terminated(self, now: Now) -> torch.Tensor:
+        fallen = super().terminated(now)
+        wrong = {"column": fallen[:, None], "float": fallen.float(), "truth": False}
+        return wrong.get(self.mistake, fallen)  # type: ignore[return-value]
+
+    def info(self, now: Now) -> dict[str, torch.Tensor]:
+        return {"x": now.qpos[:, 0].mean()} if self.mistake == "told" else super().info(now)
 
     def reward(self, now: Now, terminated: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"x": now.qpos} if self.mistake == "paid" else super().reward(now, terminated)
+        wrong = {"paid": {"x": now.qpos}, "unpaid": {}, "sum": now.qpos[:, 0]}
+        if self.mistake in wrong:
+            return wrong[self.mistake]  # type: ignore[return-value]
+        return super().reward(now, terminated)
 
 
 @pytest.mark.parametrize(
@@ -660,6 +746,15 @@ class Careless(Joystick):
         ("unknown", "changes 'mood', which its begin"),
         ("seen", r"observe\(\) of joystick must return \[robots, size\]; height has shape \(2,\)"),
         ("paid", r"reward\(\) of joystick must return terms of shape \[robots\]"),
+        ("list", r"observe\(\) of joystick must return a dictionary of tensors, not a list"),
+        ("blind", r"observe\(\) of joystick must return at least one"),
+        ("number", "must return tensors; height is a float"),
+        ("column", r"terminated\(\) of joystick .* not bool of shape \(2, 1\)"),
+        ("float", r"must return bool of shape \[robots\], not float32 of shape \(2,\)"),
+        ("truth", r"must return bool of shape \[robots\], not a bool"),
+        ("told", r"info\(\) of joystick must return terms of shape \[robots\]; x has shape \(\)"),
+        ("unpaid", r"reward\(\) of joystick must return at least one"),
+        ("sum", r"reward\(\) of joystick must return a dictionary of tensors, not a Tensor"),
     ],
 )
 def test_mistakes_in_a_task_are_one_line(mistake: str, message: str) -> None:
@@ -683,6 +778,8 @@ def test_conditions_refuse_what_makes_no_sense() -> None:
 
 
 def test_models_say_what_they_lack() -> None:
+    with pytest.raises(UserError, match="not a PosixPath; use str"):
+        dataclasses.replace(GO1, model=Path(GO1.model)).build(0.004)  # type: ignore[arg-type]
     lost = dataclasses.replace(GO1, standing="sit")
     with pytest.raises(UserError, match="no keyframe 'sit'"):
         lost.build(0.004)

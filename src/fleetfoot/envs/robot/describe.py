@@ -26,6 +26,8 @@ def describe(built: Built) -> dict[str, Any]:
     return {
         "robot": built.robot.name,
         **joints,
+        "imu": built.robot.imu,
+        "standing": built.robot.standing,
         "standing_height": float(built.qpos[2]) if built.free else None,
     }
 
@@ -87,7 +89,7 @@ def describe_task(
                 "size": size,
                 **usual,
                 "unit": task.units.get(name),
-                "noise": noise.get(name, 0.0),
+                "noise": cfg.noise * noise.get(name, 0.0),
                 "sensed": name in noise,
                 "delay": cfg.obs_delay if name in noise else 0,
                 **told.get(name, {}),

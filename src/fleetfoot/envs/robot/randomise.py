@@ -22,6 +22,7 @@ from torch import Tensor
 from fleetfoot.config import part
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.robot.heights import around
+from fleetfoot.envs.robot.joints import told_velocity
 from fleetfoot.envs.robot.robot import Array, Built
 from fleetfoot.errors import UserError
 
@@ -100,6 +101,9 @@ class Randomiser:
 
     def __init__(self, cfg: RandomiseConfig, robot: Built, num_envs: int, seed: int) -> None:
         self.cfg, self.robot, self.num_envs = cfg, robot, num_envs
+        _check_effect(cfg, robot)
+        # A velocity is tracked with one number, gain and damping alike: `kd` leaves it as it is.
+        self.damps = ~told_velocity(robot.model)
         cpu = torch.device("cpu")
         keys = keys_of(env_keys(seed, num_envs, cpu), torch.full((num_envs,), -2), 0)
         joints, bodies = robot.num_joints, int(robot.model.nbody)
@@ -131,11 +135,12 @@ class Randomiser:
         if (shift := self._drawn("base_com", i)) is not None:
             model.body_ipos[base] += shift
         if (factor := self._drawn("kp", i)) is not None:
+            factor = np.where(robot.servo, factor, 1.0)
             model.actuator_gainprm[:, 0] *= factor
             model.actuator_biasprm[:, 1] *= factor
         if (factor := self._drawn("kd", i)) is not None:
             model.dof_damping[robot.v] *= factor
-            model.actuator_biasprm[:, 2] *= factor
+            model.actuator_biasprm[:, 2] *= np.where(self.damps, factor, 1.0)
         if (factor := self._drawn("strength", i)) is not None:
             model.actuator_forcerange[:] *= factor[:, None]
             joints = [model.joint(name).id for name in robot.names]
@@ -183,6 +188,23 @@ class Randomiser:
         model.pair_friction[pairs, :2] = friction
 
 
+def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
+    """UserError where a range would have no effect on some joint."""
+    if cfg.kp is not None and not robot.servo.any():
+        raise UserError(
+            f"randomise.kp is a factor on the stiffness of position servos, and {robot.robot.name} has none; "
+            "leave it out."
+        )
+    model, joints = robot.model, robot.joints
+    limited = model.actuator_forcelimited | model.jnt_actfrclimited[joints.ids]
+    if cfg.strength is not None and not limited.all():
+        raise UserError(
+            f"randomise.strength is a factor on the largest force, and that of joint "
+            f"{joints.names[int(limited.argmin())]!r} of {robot.robot.name} is not limited; give its actuator a "
+            "forcerange, or leave strength out."
+        )
+
+
 class Varied:
     """Fields of the model as they are in one episode: from what was drawn, [N, ...] by name. torch only.
 
@@ -211,6 +233,10 @@ class Varied:
         )
         self.kd, self.kd_bias = base(model.dof_damping), base(model.actuator_biasprm[:, 2])
         self.force, self.joint_force = base(model.actuator_forcerange), base(model.jnt_actfrcrange)
+        self.stiff, self.damps = (  # None: all
+            None if mask.all() else torch.tensor(mask, device=device)
+            for mask in (robot.servo, randomiser.damps)
+        )
         geoms, pairs = randomiser.floor_contacts()
         self.geoms, self.pairs = (torch.tensor(mask, device=device) for mask in (geoms, pairs))
         self.geom_friction = base(model.geom_friction[:, 0])
@@ -235,14 +261,14 @@ class Varied:
                     for k in (0, 1)
                 ]
         if "drawn_kp" in state:
-            drawn = state["drawn_kp"]
+            drawn = _where(self.stiff, state["drawn_kp"])
             found.append(("actuator_gainprm", 0, self.kp * drawn))
             found.append(("actuator_biasprm", 1, self.kp_bias * drawn))
         if "drawn_kd" in state:
             drawn = state["drawn_kd"]
             change = 1.0 + (drawn - 1.0) @ self.to_dof  # 1 where there is no actuator
             found.append(("dof_damping", None, self.kd * change))
-            found.append(("actuator_biasprm", 2, self.kd_bias * drawn))
+            found.append(("actuator_biasprm", 2, self.kd_bias * _where(self.damps, drawn)))
         if "drawn_strength" in state:
             drawn = state["drawn_strength"]
             change = 1.0 + (drawn - 1.0) @ self.to_joint
@@ -256,3 +282,8 @@ class Varied:
         one = {f"drawn_{name}": torch.ones(1, size) for name, size in self.sizes.items()}
         one = {name: value.to(self.kp.device) for name, value in one.items()}
         return {field for field, _, _ in self.columns(one)}
+
+
+def _where(mask: Tensor | None, factor: Tensor) -> Tensor:
+    """The factor of these actuators, 1 of the others."""
+    return factor if mask is None else torch.where(mask, factor, 1.0)
