@@ -116,7 +116,7 @@ def test_an_own_robot_has_the_site_and_the_keyframe_it_was_trained_with(tmp_path
     now = find(own, model)
     assert (now.imu, now.standing) == ("chest", "crouch")
     told["imu"] = 3
-    with pytest.raises(UserError, match="'robot.imu' of the wrong kind"):
+    with pytest.raises(UserError, match=r"'robot\.imu' of the wrong kind"):
         find(own, model)
 
 
