@@ -48,9 +48,12 @@ def test_one_that_was_killed_has_no_end(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_at_its_start_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError):
-        train(tiny(env=SpoiledConfig(at=1)), tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    for name in ("run", "mine"):
+        with pytest.raises(UserError):
+            train(tiny(env=SpoiledConfig(at=1)), tmp_path / name)
     assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"entries": 3}', '{"entries": [1, null]}', ""])

@@ -32,6 +32,7 @@ from fleetfoot.run.folder import (
     folder_lock,
     has_checkpoint,
     is_checkpoint,
+    learned_anything,
     may_change,
     new_folder,
     new_run,
@@ -87,7 +88,7 @@ def train_seeds(recipe: Recipe, count: int, folder: Path | str | None = None) ->
         try:
             return multi_seed.train(recipe, seeds, folders)
         except UserError:
-            if not any(has_checkpoint(seed_folder) for seed_folder in folders):
+            if not any(learned_anything(seed_folder) for seed_folder in folders):
                 shutil.rmtree(place, ignore_errors=True)
                 if not is_new:
                     place.mkdir()

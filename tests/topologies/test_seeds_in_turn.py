@@ -262,6 +262,18 @@ def test_what_is_wrong_leaves_no_folder_and_no_torchrun_is_needed(tmp_path: Path
     assert list((tmp_path / "mine").iterdir()) == []
 
 
+@pytest.mark.parametrize("recipe", [tiny(), prioritised()], ids=["batched", "in turn"])
+def test_what_seeds_logged_before_their_first_checkpoint_stays(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    agent: Any = recipe.agent
+    wild = replace(agent.critic_optim, lr=1e30, lr_end=1e30)
+    recipe = replace(recipe, agent=replace(agent, critic_optim=wild), checkpoint=CheckpointConfig())
+    with pytest.raises(UserError, match="NaN or infinite"):
+        api.train_seeds(recipe, 2, tmp_path / "seeds")
+    assert (tmp_path / "seeds" / "seed-0" / "metrics.jsonl").stat().st_size > 0
+
+
 def test_a_finished_seed_keeps_its_log_when_the_others_go_on(tmp_path: Path) -> None:
     """All seeds have a checkpoint of the same vec step, so they seem able to go on as one, and their agent is not."""
     recipe = tiny(agent=OwnConfig(), total_vec_steps=2)

@@ -123,6 +123,11 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / "checkpoints" / "last.json").is_file()
 
 
+def learned_anything(folder: Path) -> bool:
+    """Would something be lost with this run?"""
+    return has_checkpoint(folder) or _has_content(folder / "metrics.jsonl")
+
+
 def is_checkpoint(folder: Path | str) -> bool:
     """Is this one checkpoint of a run?"""
     return run_of(folder) != Path(folder)
@@ -230,18 +235,21 @@ def read_spec(folder: Path | str) -> EnvSpec | None:
 
 @contextlib.contextmanager
 def new_run(folder: Path, recipe: Recipe) -> Iterator[None]:
-    """Make the folder of a run and lock it. If the run fails before it has learned anything, no folder is left."""
+    """Make the folder of a run and lock it. If the run fails before it has learned anything, it leaves nothing."""
     with writing(folder):
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with folder_lock(folder):
+    with folder_lock(folder):  # only its owner removes anything
+        try:
             write_recipe(folder, recipe)
             yield
-    except UserError:
-        if is_new and not has_checkpoint(folder) and not _has_content(folder / "metrics.jsonl"):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+        except UserError:
+            if not learned_anything(folder):
+                with contextlib.suppress(UserError):  # the first error counts
+                    clear(folder, "recipe.json", "spec.json", "provenance.json", ".lock")
+                if is_new:
+                    shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -264,10 +272,10 @@ def _has_content(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def clear(folder: Path) -> None:
-    """Remove what a run wrote before its first checkpoint."""
+def clear(folder: Path, *more: str) -> None:
+    """Remove what a run wrote before its first checkpoint, and the files `more`."""
     with writing(folder):
-        for name in ("metrics.jsonl", "tensorboard", "checkpoints", "videos"):
+        for name in ("metrics.jsonl", "tensorboard", "checkpoints", "videos", *more):
             path = folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
