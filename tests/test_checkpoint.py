@@ -607,6 +607,15 @@ def test_a_disk_that_fills_up_while_writing(tmp_path: Path, monkeypatch: Any) ->
     assert names(tmp_path) == {"000000002", "last.json"}
 
 
+def test_a_full_disk_at_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(UserError, match="0 are free; make room"):
+        save(Checkpoint(tmp_path), 1)
+
+
 def test_a_real_limit_on_the_size_of_files(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     save(checkpoint, 1)

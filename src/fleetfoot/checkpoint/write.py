@@ -121,8 +121,7 @@ class Checkpoint:
             self._clean()
         except OSError as error:
             raise UserError(
-                f"cannot save a checkpoint in {self.folder}: {error.strerror or error}; "
-                "the earlier checkpoint is kept"
+                f"cannot save a checkpoint in {self.folder}: {error.strerror or error}{self._kept()}"
             ) from error
 
     def _write(
@@ -205,8 +204,12 @@ class Checkpoint:
         free = shutil.disk_usage(self.folder).free
         return UserError(
             f"the disk is full: a checkpoint in {self.folder} needs {needed:,} bytes and {free:,} "
-            "are free; the earlier checkpoint is kept; make room or set checkpoint.replay=False"
+            f"are free{self._kept()}; make room or set checkpoint.replay=False"
         )
+
+    def _kept(self) -> str:
+        there = any(read_pointer(self.folder, which) for which in ("last", "best"))
+        return "; the earlier checkpoint is kept" if there else ""
 
 
 def _lean(state: dict[str, Any]) -> dict[str, Any]:
