@@ -131,6 +131,8 @@ def test_one_of_several_tasks_by_name_or_number(tmp_path: Path, no_environments:
         each = result.policy(Obs(rows, rows, torch.tensor([2, 0, 1])))
     assert torch.equal(policy(rows, task=1), second)
     assert torch.equal(policy(rows, task=spec.tasks[1]), second)
+    for one in (np.int64(1), np.array(1), torch.tensor(1), np.array(spec.tasks[1])):
+        assert torch.equal(policy(rows, task=one), second)
     assert torch.equal(policy(Obs(rows, rows, torch.full((3,), 1))), second)
     assert torch.equal(policy({"actor": rows, "task": np.array([1, 1, 1])}), second)
     assert torch.equal(policy(rows, task=[spec.tasks[2], 0, 1]), each)

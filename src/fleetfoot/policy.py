@@ -18,7 +18,7 @@ from fleetfoot.data import Discrete, EnvSpec, Obs
 from fleetfoot.errors import UserError
 
 Array: TypeAlias = Tensor | ArrayLike  # what numpy understands: an array, a list of numbers
-Task: TypeAlias = int | str | Sequence[int | str] | Tensor | NDArray[Any]
+Task: TypeAlias = int | str | Sequence[int | str] | Tensor | NDArray[Any] | np.generic
 
 
 class TrainedPolicy:
@@ -80,7 +80,8 @@ class TrainedPolicy:
             return None
         if task is None:
             raise UserError(f"which task? policy(obs, task=...) with {', '.join(names)}.")
-        listed = [task] if isinstance(task, (int, str)) else list(task)
+        given: Any = task.tolist() if isinstance(task, (Tensor, np.ndarray, np.generic)) else task
+        listed = [given] if isinstance(given, (int, str)) else list(given)
         if len(listed) not in (1, rows):
             raise UserError(
                 f"{len(listed)} tasks for {rows} observations; give one task, or one each."
