@@ -242,8 +242,7 @@ def test_last_and_best_are_kept(tmp_path: Path) -> None:
     checkpoint = Checkpoint(folder)
     save(checkpoint, 100, score=1.0)
     save(checkpoint, 200, score=5.0)
-    save(checkpoint, 300, score=math.nan)
-    path = save(checkpoint, 400, score=4.0)
+    path = save(checkpoint, 400)
     assert names(folder) == {"000000400", "best-000000200", "last.json", "best.json"}
     for start in (tmp_path, folder, path):
         last = load(start)
@@ -254,9 +253,32 @@ def test_last_and_best_are_kept(tmp_path: Path) -> None:
     assert (best.step, best.score) == (200, 5.0)
     assert "replay" not in best.state
     assert not (folder / "best-000000200" / "replay.safetensors").exists()
-    # The score to beat survives the process.
-    save(Checkpoint(folder), 500, score=4.5)
-    assert load(tmp_path, which="best").step == 200
+    # The score to beat survives the process, also where a run goes on from before it.
+    assert last.to_resume()["best_return"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("000000002", {"000000002", "000000001"}), ("best-000000002", {"000000002", "000000001"}),
+     ("000000001", {"000000001"})],
+)  # fmt: skip
+def test_going_back_forgets_what_is_newer_at_once(
+    name: str, left: set[str], tmp_path: Path
+) -> None:
+    checkpoint = CheckpointConfig(keep=3).build(tmp_path)
+    for step, score in ((1, None), (2, 1.0), (3, None)):
+        save(checkpoint, step, score)
+    state = load(tmp_path / name).to_resume()
+    checkpoint.back_to(state["resumed_from"])
+    assert load(tmp_path).folder.name == name
+    assert names(tmp_path) == left | {"best-000000002", "last.json", "best.json"}
+
+
+def test_a_copy_under_another_name_is_read_but_not_gone_on_from(tmp_path: Path) -> None:
+    shutil.copytree(save(Checkpoint(tmp_path), 1), tmp_path / "mine")
+    assert load(tmp_path / "mine").step == 1
+    with pytest.raises(UserError, match="mine to 000000001"):
+        load(tmp_path / "mine").to_resume()
 
 
 def test_the_best_lives_without_the_last(tmp_path: Path) -> None:
@@ -386,9 +408,10 @@ else:  # die just before each operation on the file system, in turn
             break
         before, moments = after, moments + 1
     print(moments)
-save(Checkpoint(folder), before + 1, score=before + 1.0)
+step = before + 2  # the best of the step before may be saved already
+save(Checkpoint(folder), step, score=float(step))
 left = sorted(p.name for p in folder.iterdir())
-assert left == [f"{before + 1:09d}", f"best-{before + 1:09d}", "best.json", "last.json"], left
+assert left == [f"{step:09d}", f"best-{step:09d}", "best.json", "last.json"], left
 """
 
 

@@ -249,7 +249,7 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
             "episodes and replay start from scratch.",
             file=sys.stderr,
         )
-    return loaded.state
+    return loaded.to_resume()
 
 
 def which_there_is(folder: Path | str, which: Which) -> Which:

@@ -11,12 +11,17 @@ from typing import Any
 import imageio_ffmpeg
 import pytest
 
-from fleetfoot import UserError, api, checkpoint
+from fleetfoot import UserError, api, checkpoint, train
+from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.main import main
 from fleetfoot.errors import Notice
+from fleetfoot.log import EVAL_RETURN
 from fleetfoot.log.sinks import read_lines
+from fleetfoot.run.build import Parts
+from fleetfoot.run.journal import Journal
 from support.fake_runs import make_run
 from support.forked import Child, command, preload, start
+from support.trust_recipes import tiny
 
 
 def test_without_last_json_the_whole_checkpoint_is_named(run: Path) -> None:
@@ -25,6 +30,45 @@ def test_without_last_json_the_whole_checkpoint_is_named(run: Path) -> None:
         api.resume(run, total_vec_steps=25)
     assert api.resume(run / "checkpoints" / "000000020", total_vec_steps=25).finished
     assert checkpoint.load(run).step == 25
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", ["000000010", "best-000000010"])
+def test_a_run_that_went_back_stays_there_when_it_is_killed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    returns = iter([3.0, 2.0, 1.0])
+    monkeypatch.setattr(Parts, "evaluate", lambda *_: {EVAL_RETURN: next(returns)})
+    train(tiny(checkpoint=CheckpointConfig(every_vec_steps=10, keep=2)), run)
+
+    def kill(journal: Journal, *_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record_step", kill)
+        with pytest.raises(Killed):
+            api.resume(run / "checkpoints" / name)
+    assert checkpoint.steps(run).keys() == {10}
+    assert api.resume(run).finished
+    assert [line["vec_steps"] for line in read_lines(run / "metrics.jsonl")] == [5, 10, 15, 20]
+
+
+def test_the_best_that_is_told_is_the_best_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a run goes back behind it, as after a kill between an evaluation and the next save."""
+    run = tmp_path / "run"
+    returns = iter([1.0, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(Parts, "evaluate", lambda *_: {EVAL_RETURN: next(returns)})
+    train(tiny(checkpoint=CheckpointConfig(every_vec_steps=10, keep=2)), run)
+    back = api.resume(run / "checkpoints" / "000000010")
+    assert back.best_return == checkpoint.load(run, which="best").score == 3.0
+    on = api.resume(run, total_vec_steps=25)
+    assert on.best_return == checkpoint.load(run, which="best").score == 4.0
 
 
 def test_restart_deletes_whole_checkpoints_only_when_told_twice(run: Path) -> None:

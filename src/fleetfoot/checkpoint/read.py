@@ -38,6 +38,18 @@ class Loaded:
     score: float | None
     folder: Path
 
+    def to_resume(self) -> dict[str, Any]:
+        """The state, and what a run that goes on from here must know of its folder: the checkpoint's own name, and the
+        return of the best policy there, which may be of later than this state."""
+        folder = self.folder.resolve()
+        if not FOLDER_NAME.fullmatch(folder.name):
+            raise UserError(
+                f"a run goes on only from a folder with the name that it had; rename {folder} to {self.step:09d}."
+            )
+        best = read_pointer(folder.parent, "best")
+        found = {"best_return": best["score"]} if best and best["score"] is not None else {}
+        return self.state | found | {"resumed_from": folder.name}
+
 
 def sealed_recipe(path: Path | str, *, which: Which = "last") -> Json:
     """The recipe that a checkpoint was made with, as JSON; reads nothing else of it."""
@@ -69,7 +81,12 @@ def steps(run: Path) -> dict[int, Path]:
     if pointer is None:
         raise UserError(f"{folder / 'last.json'} is corrupt; {_advice(folder)}")
     names = [*reversed(pointer["older"]), pointer["folder"]]  # of two of one step, the newer
-    return {int(name.split("-")[0]): folder / name for name in names}
+    return {step_of(name): folder / name for name in names}
+
+
+def step_of(name: str) -> int:
+    """The vec step that a checkpoint is called after."""
+    return int(name.removeprefix("best-").split("-")[0])
 
 
 def plain_entry(folder: Path, name: str) -> bool | int | float | str | None:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -29,6 +28,7 @@ from fleetfoot.checkpoint.read import (
     Which,
     read_pointer,
     seal,
+    step_of,
 )
 from fleetfoot.checkpoint.tree import DTYPES, Json, pack
 from fleetfoot.checkpoint.version import VERSION, library
@@ -81,29 +81,24 @@ class Checkpoint:
         step: int,
         score: float,
         parts: Iterable[dict[str, Any]] = (),
-    ) -> Path | None:
-        """Save as the best, without the replay, where `score` beats all before it."""
-        best = read_pointer(self.folder, "best")
-        if not math.isfinite(score) or (
-            best and best["score"] is not None and score <= best["score"]
-        ):
-            return None
+    ) -> Path:
+        """Save as the best, without the replay. Whether it is, the caller knows."""
         about = {"step": step, "score": score}
         with self._saving():
             folder = self._write(f"best-{step:09d}", _lean(state), recipe_json, about, parts)
             self._point("best", {"folder": folder.name, "older": [], **about})
         return folder
 
-    def back_to(self, step: int) -> None:
-        """Forget what is newer than the checkpoint of this vec step."""
+    def back_to(self, name: str) -> None:
+        """Make this checkpoint the last, perhaps that of the best, and forget what is newer."""
         last = read_pointer(self.folder, "last")
         names = [last["folder"], *last["older"]] if last else []
-        while names and int(names[0].split("-")[0]) > step:
-            del names[0]
-        if last and names and names[0] != last["folder"]:
+        if names[:1] != [name] and (self.folder / name).is_dir():
+            step = step_of(name)
+            older = [other for other in names if other != name and step_of(other) <= step]
             with self._saving():
-                newest = {"folder": names[0], "older": names[1:], "step": step}
-                self._point("last", {**last, **newest})
+                pointer = {"folder": name, "older": older, "step": step, "score": None}
+                self._point("last", pointer)
 
     def keep_only(self, newest: int) -> None:
         """Delete all but the `newest` newest ones, and the best."""

@@ -75,6 +75,7 @@ class Journal:
     saved_at: tuple[int, int] = (-1, -1)
     compile_seconds: float = 0.0
     evaluation_owed: bool = False  # it was cut by a signal; whoever goes on makes it first
+    resumed_from: str = ""  # the name of a checkpoint
 
     def __post_init__(self) -> None:
         self.timer = StepTimer(self.device)
@@ -87,6 +88,8 @@ class Journal:
         if self.ranks.first:
             write_spec(self.folder, spec)
             self.checkpoint = self.recipe.checkpoint.build(self.folder / "checkpoints")
+            if self.resumed_from:  # before the log forgets what is newer
+                self.checkpoint.back_to(self.resumed_from)
             cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
             self.log = cfg.build(
                 self.folder,
@@ -242,8 +245,8 @@ class Journal:
     ) -> None:
         """Note the return of the policy at `counters`, and save it if it is the best; `state`: of then, if not now."""
         self.last_return = metrics[EVAL_RETURN]
-        if self.last_return <= self.best_return:  # False where there was none before
-            return
+        if not math.isfinite(self.last_return) or self.last_return <= self.best_return:
+            return  # not where the best is NaN: there was none before
         self.best_return = self.last_return
 
         def write(parts: Iterator[State]) -> None:
@@ -336,6 +339,7 @@ class Journal:
         )
         self.clock.restart(float(state["train_seconds"]))
         self.evaluation_owed = bool(state.get("evaluation_owed", False))
+        self.resumed_from = str(state.get("resumed_from", ""))
         self.saved_at = self.vec_steps, self.updates
 
     def result(self, policy: nn.Module) -> Result:

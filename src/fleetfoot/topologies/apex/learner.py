@@ -71,7 +71,7 @@ class Learner:
         self.cfg = cfg = cast("ActorLearnerConfig", recipe.topology)
         ray, device = load_ray(), recipe.torch_device()
         torch.set_num_threads(recipe.threads or max(1, usable_cores() - cfg.actors))
-        state = checkpoint.load(self.folder).state if resumed else None
+        state = checkpoint.load(self.folder).to_resume() if resumed else None
         self.restarts = Restarts(cfg.ray.max_restarts, self.outbox.items.append)
         with fitting():
             self.fleet = ActorFleet(ray, self.packed, cfg, self.restarts, state)

@@ -33,7 +33,6 @@ class MultiSeedJournal(Journal):
             journal.clock = self.clock
             if journal.checkpoint is not None:
                 journal.checkpoint.keep += 1  # until all seeds have saved: see `_drop_older`
-                journal.checkpoint.back_to(self.vec_steps)
 
     def record_step(self, fresh: Transition, episodes: EpisodeStats) -> None:
         self.vec_steps += 1

@@ -44,7 +44,8 @@ def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list
     if why is None:
         # Loaded one after the other: each may hold a large replay.
         states = (
-            None if common is None else checkpoint.load(steps[common]).state for steps in saved
+            None if common is None else checkpoint.load(steps[common]).to_resume()
+            for steps in saved
         )
         try:
             return train_batched(recipe, seeds, folders, states)
@@ -64,7 +65,7 @@ def train_in_turn(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path])
         tell(f"seed {seed}, {number} of {len(seeds)}")
         state = None
         if has_checkpoint(folder):
-            state = checkpoint.load(folder, with_replay=with_replay).state
+            state = checkpoint.load(folder, with_replay=with_replay).to_resume()
         else:
             clear(folder)
         results.append(recipe.topology.run(replace(recipe, seed=seed), folder, state))
