@@ -349,6 +349,7 @@ def test_time_limits_do_not_close_returns_and_tasks_are_scaled_apart() -> None:
     agent = make_agent(tasks=spec.tasks)
     for step in range(100):
         fresh = make_transition(spec, seed=step)
+        assert fresh.obs.task is not None
         reward = torch.where(fresh.obs.task == 0, 1.0, 100.0)
         truncated = torch.full((spec.num_envs,), step % 3 == 2)
         never = torch.zeros_like(truncated)

@@ -231,9 +231,8 @@ def test_the_whole_network_forward_and_backward(monkeypatch: pytest.MonkeyPatch)
         ]
         learned = [value.requires_grad_() for value in learned]
         running = [normal(members, norm, seed=seed + 30).abs() for norm in norms for _ in "12"]
-        return operation.Parameters(
-            learned[:4], learned[4:7], learned[7:10], *learned[10:], running
-        )
+        weights, scales, shifts = learned[:4], learned[4:7], learned[7:10]
+        return operation.Parameters(weights, scales, shifts, learned[10], learned[11], running)
 
     results = []
     for of in (flash_net, plain):
