@@ -204,6 +204,24 @@ def test_output_outlives_its_stream() -> None:
     output.close()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_replaces_what_an_encoding_lacks(encoding: str) -> None:
+    raw = io.BytesIO()
+    output = Output(io.TextIOWrapper(raw, encoding=encoding))
+    output.write("1 ┤▁█\n")
+    output.flush()
+    assert raw.getvalue() == b"1 ???\n"
+
+
+def test_the_command_works_with_closed_streams() -> None:
+    script = (
+        "import sys; from fleetfoot.cli.main import main\n"
+        "sys.stdout = sys.stderr = None\n"
+        "main(['--version'])"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_imports_are_taken_from_anywhere() -> None:
     assert take_imports(["a", "--import", "m", "b", "--import=n"]) == (["m", "n"], ["a", "b"])
 

@@ -84,13 +84,14 @@ PLAIN_FORMAT = warnings.formatwarning
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 2 the user's to put right, 130 interrupted."""
     warnings.formatwarning = one_line
-    out = Output(sys.stdout if speaks() else open(os.devnull, "w"))  # noqa: SIM115
+    out = Output(sys.stdout if speaks() else None)
     Program.is_ours = True
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(Output(sys.stderr)):
             args = list(sys.argv[1:] if argv is None else argv)
             code = run(args)
             out.flush()
+            sys.stderr.flush()
             if out.lost is not None:
                 reason = out.lost.strerror or out.lost
                 print(f"fleetfoot: cannot write to standard output: {reason}.", file=sys.stderr)
@@ -100,7 +101,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         Program.is_ours = False
     guard = sys.modules.get("fleetfoot.guard")
     if guard is not None and guard.WATCH.abandoned:
-        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -120,7 +120,10 @@ class Output(io.TextIOBase):
     and the command goes on: a run matters more than its console."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream = stream
+        """`stream` None, as Python has it where it was closed before: all of it goes nowhere."""
+        self.stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
+        if isinstance(self.stream, io.TextIOWrapper):
+            self.stream.reconfigure(errors="replace")  # some encodings have no block characters
         self.lost: OSError | None = (
             None  # why something was dropped, if not because its reader is gone
         )
