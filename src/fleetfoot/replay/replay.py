@@ -121,6 +121,17 @@ class ReplayConfig:
         )
 
 
+    def check_batch(self, spec: EnvSpec, batch_size: int, device: torch.device) -> None:
+        """Refuse batches that do not fit, counted at no more than their rows take where they are stored."""
+        free = free_bytes(device)
+        need = batch_size * self.bytes(spec) // (self.rows(spec) * spec.num_envs)
+        if need > free:
+            raise UserError(
+                f"a batch of {batch_size:,} rows needs {need / GIB:,.1f} GiB, but only {free / GIB:.1f} GiB are free "
+                f"on {device}: lower --batch-size."
+            )
+
+
 class Replay:
     """The memory of one learner."""
 

@@ -25,7 +25,7 @@ from fleetfoot.guard import build_env
 from fleetfoot.log import EpisodeStats, Log
 from fleetfoot.pace import Pace
 from fleetfoot.recipe import Recipe
-from fleetfoot.replay.replay import Replay
+from fleetfoot.replay.replay import Replay, ReplayConfig
 from fleetfoot.replay.rollouts import Rollouts
 from fleetfoot.run.journal import Journal, State
 from fleetfoot.run.loading import buildable, fitting
@@ -209,6 +209,8 @@ def build_parts(
     place = env_device or device
     env = build_env(recipe.env, share.num_envs, seeds.env, place, recipe.env_timeout)
     with closed_on_error(env):
+        if isinstance(share.replay, ReplayConfig):
+            share.replay.check_batch(env.spec, share.batch_size, device)
         make_replay = make_replay or partial(
             share.replay.build, gamma=recipe.gamma, seed=seeds.replay, device=device
         )

@@ -48,6 +48,7 @@ def estimate(recipe: Recipe) -> Estimate:
     finally:
         env.close()
     if isinstance(recipe.replay, ReplayConfig):
+        recipe.replay.check_batch(spec, recipe.batch_size, device)
         replay_bytes = recipe.replay.bytes(spec)
     else:
         replay_bytes = Rollouts(recipe.replay, spec, recipe.gamma, torch.device("meta")).bytes()
