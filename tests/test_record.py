@@ -100,6 +100,8 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write .*a\.mp4: Not a directory"):
         record.write_film(pictures(3), 20, tmp_path / "file" / "b" / "a.mp4")
+    with pytest.raises(UserError, match=r"cannot write /proc/a\.mp4: No such file"):
+        record.write_film(pictures(3), 20, Path("/proc/a.mp4"))  # a folder that is there
     with pytest.raises(UserError, match=r"cannot write .*a\.png: Not a directory"):
         record.write_strip(pictures(4), tmp_path / "file" / "b" / "a.png")
 
@@ -130,10 +132,10 @@ def test_strip_takes_the_first_the_last_and_even_steps_between(tmp_path: Path) -
     assert [int(image[0, 48 * i, 0]) for i in range(4)] == [0, 30, 60, 90]
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_a_film_of_nothing_is_refused(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e12])
+def test_a_film_of_nothing_or_without_end_is_refused(seconds: float) -> None:
     env = TensorConfig(task="pendulum").build(1, 0, torch.device("cpu"))
-    with pytest.raises(UserError, match="is empty"):
+    with pytest.raises(UserError, match="cannot have"):
         next(record.film(Push(), env, seconds))
     with pytest.raises(UserError, match="at least one frame"):
         record.write_film([], 20, Path("never.mp4"))

@@ -31,6 +31,7 @@ from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.system import resolve_device
 
+MOST_THREADS = 1_024  # with many more, torch's thread pool ends the process
 MOST_NAME = 150  # characters; it becomes a part of a folder's name
 
 
@@ -177,6 +178,8 @@ class Recipe:
         for name in ("seed", "threads"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}.")
+        if self.threads > MOST_THREADS:
+            raise UserError(f"threads must be at most {MOST_THREADS:,}, not {self.threads:,}.")
         self.torch_device()
         self._check_on_policy()
 

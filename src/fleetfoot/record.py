@@ -26,6 +26,7 @@ from fleetfoot.files import replacing
 
 Frame: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
 
+MOST_SECONDS = 3_600.0  # of a film
 FASTEST = 50.0  # frames per second; more is not seen, and rendering is the slow part
 
 # What ffmpeg is told, by the ending of the file.
@@ -56,8 +57,10 @@ def frame_rate(spec: EnvSpec) -> float:
 @torch.no_grad()
 def film(policy: nn.Module, env: VecEnv, seconds: float) -> Iterator[Frame]:
     """Frames of environment 0, for `seconds` of simulated time after a reset, across the ends of episodes."""
-    if not seconds > 0:
-        raise UserError(f"a video of {seconds} seconds is empty; give more than 0.")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise UserError(
+            f"a video cannot have {seconds:g} seconds; give more than 0 and at most {MOST_SECONDS:,.0f}."
+        )
     skip = steps_per_frame(env.spec)
     obs = env.reset()
     for step in range(math.ceil(seconds / env.spec.step_seconds)):
@@ -77,6 +80,7 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
     check_ending(path, *ENCODERS)
     writer = None
     with replacing(path) as hidden:
+        hidden.touch()  # where that is impossible, ffmpeg would say so in many lines
         try:
             for frame in frames:
                 picture = _even(frame)

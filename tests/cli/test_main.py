@@ -57,6 +57,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", TINY, "--num-envs", "0"], "num_envs must be at least 1"),
         (["train", TINY, "--batch-size", "99999999999"], "a batch of 99,999,999,999 rows needs"),
         (["train", TINY, "--batch-size", "99999999999", "--dry-run"], "lower --batch-size"),
+        (["train", TINY, "--threads", "100000"], "threads must be at most 1,024, not 100,000"),
         (["train", TINY, "--device", "tpu9"], "device 'tpu9' is not known"),
         (["train", TINY, "--agent.policy-net.hidden"], "hidden needs at least one value"),
         (["train", TINY, "--evaluation.every-vec-steps", "-5"], "must be at least 0, not -5"),
