@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -218,6 +218,10 @@ def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:
 
 
 def _check(recipe: Recipe, ranks: Ranks) -> None:
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"a recipe is needed, not {recipe!r:.100}; recipes.get gives one by its name."
+        )
     recipe.check()
     if ranks.world > 1 and not getattr(recipe.topology, "across_ranks", False):
         raise UserError(
@@ -254,6 +258,8 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
 
 def which_there_is(folder: Path | str, which: Which) -> Which:
     """`which`, or "last" where nothing has been evaluated and so none is the best."""
+    if which not in get_args(Which):
+        raise UserError(f"which must be 'best' or 'last', not {which!r}.")
     return which if (Path(folder) / "checkpoints" / "best.json").exists() else "last"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,7 +20,8 @@ import torch
 
 from fleetfoot import UserError, api, checkpoint, load_policy, recipes, resume, train
 from fleetfoot.cli.main import main
-from fleetfoot.cli.train import report
+from fleetfoot.cli.run_folder import one_seed
+from fleetfoot.cli.train import finish_seeds, report
 from fleetfoot.data import Obs
 from fleetfoot.envs.tensor import TensorConfig
 from fleetfoot.errors import Notice
@@ -154,7 +156,7 @@ def test_a_run_cannot_be_resumed_to_a_step_behind_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", ["0", "-2"])
 def test_there_is_at_least_one_seed(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["train", "fast_td3/pendulum", "--seeds", count])
+        main(["train", "fast_td3/pendulum", "--seeds", count, "--dry-run"])
     assert f"--seeds must be at least 1, not {count}." in capsys.readouterr().err
 
 
@@ -353,6 +355,34 @@ def test_two_runs_in_one_second_get_two_folders(
     assert folders.new_folder(small_recipe(), None).name == f"{first.name}-2"
 
 
+def test_commands_that_read_a_policy_take_the_best_of_several_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 1):
+        train(replace(small_recipe(), seed=seed), tmp_path / f"seed-{seed}")
+        pointer = tmp_path / f"seed-{seed}" / "checkpoints" / "best.json"
+        pointer.write_text(json.dumps(json.loads(pointer.read_text()) | {"score": float(seed)}))
+    assert finish_seeds(tmp_path, True, []) == 0
+    out = capsys.readouterr().out
+    assert f"compare {tmp_path}\n" in out
+    assert f"evaluate {tmp_path / 'seed-1'}\n" in out
+    assert here("evaluate", str(tmp_path), "--episodes", "1") == 0
+    out, err = capsys.readouterr()
+    assert f"best checkpoint of {tmp_path / 'seed-1'})" in out
+    assert err == (
+        f"fleetfoot: {tmp_path} holds several seeds; this is seed-1, which has the best evaluation of them.\n"
+    )
+    assert one_seed(tmp_path / "seed-0") == tmp_path / "seed-0"
+
+
+def test_python_is_told_what_a_recipe_and_a_checkpoint_are(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a recipe is needed, not 'fast_td3/pendulum'; recipes\.get"):
+        train("fast_td3/pendulum", tmp_path / "run")  # type: ignore[arg-type]
+    folder = train(small_recipe(), tmp_path / "run").folder
+    with pytest.raises(UserError, match="which must be 'best' or 'last', not 'newest'"):
+        load_policy(folder, which="newest")  # type: ignore[arg-type]
+
+
 def test_where_nothing_can_be_drawn_training_still_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -363,7 +393,7 @@ def test_where_nothing_can_be_drawn_training_still_ends_well(
         (UserError("cannot draw here"), "cannot draw here"),
         (ZeroDivisionError("no\n  light"), "ZeroDivisionError: no light"),
         (ImportError(), "ImportError"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "interrupted"),
     ):
 
         def blind(*args: object, error: BaseException = error) -> Path:
@@ -374,4 +404,6 @@ def test_where_nothing_can_be_drawn_training_still_ends_well(
         out, err = capsys.readouterr()
         assert err == f"fleetfoot: no video: {said}\n"
         assert "--import my_robot" in out
+        assert out.startswith("filming the best policy (Ctrl-C skips it) ...\n")
+        assert ("record" in out) == isinstance(error, KeyboardInterrupt)
         assert os.path.join("run", "checkpoints") in out

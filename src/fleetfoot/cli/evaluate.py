@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import take_run
+from fleetfoot.cli.run_folder import take_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_run(args, "evaluate")
+    folder, rest = take_policy(args, "evaluate")
     options = parse(Options, rest, "fleetfoot evaluate RUN")
     assert folder is not None  # `--help` has left already
     from fleetfoot import api

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import take_run
+from fleetfoot.cli.run_folder import take_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_run(args, "export")
+    folder, rest = take_policy(args, "export")
     options = parse(Options, rest, "fleetfoot export RUN")
     assert folder is not None  # `--help` has left already
     from fleetfoot.export import export_run

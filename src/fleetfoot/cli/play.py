@@ -10,6 +10,7 @@ from typing import Literal
 import tyro
 
 from fleetfoot.cli.form import parse
+from fleetfoot.cli.run_folder import one_seed
 from fleetfoot.errors import UserError
 
 
@@ -41,7 +42,7 @@ def run(args: list[str], imports: list[str]) -> int:
 
     with contextlib.suppress(KeyboardInterrupt):  # this is how it ends
         play(
-            options.policies,
+            tuple(map(one_seed, options.policies)),
             which=options.which,
             model=options.model,
             ground=options.ground,

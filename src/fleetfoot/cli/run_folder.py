@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,12 +17,44 @@ def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
     if args and args[0] in ("-h", "--help"):
         return None, args
     if not args or args[0].startswith("-"):
-        raise UserError(f"which run? fleetfoot {command} RUN{_newest()}")
+        first = "It comes before the options: " if args else ""
+        raise UserError(f"which run? {first}fleetfoot {command} RUN{_newest()}")
     folder = Path(args[0])
     if not folder.is_dir():
         near = nearest_run(folder, lambda path: os.path.isfile(path / "recipe.json"))
         raise UserError(f"there is no run folder {folder}.{near}")
     return folder, args[1:]
+
+
+def take_policy(args: list[str], command: str) -> tuple[Path | None, list[str]]:
+    """The same for a command that reads a policy; of the runs of several seeds it takes the best."""
+    folder, rest = take_run(args, command)
+    return (None if folder is None else one_seed(folder)), rest
+
+
+def one_seed(folder: Path) -> Path:
+    """`folder`, or the best seed of several in it, which is said."""
+    best = None if (folder / "recipe.json").exists() else best_seed(folder)
+    if best is None:
+        return folder
+    print(
+        f"fleetfoot: {folder} holds several seeds; this is {best.name}, which has the best evaluation of them.",
+        file=sys.stderr,
+    )
+    return best
+
+
+def best_seed(place: Path) -> Path | None:
+    """Of the runs of several seeds, the one whose best evaluation is the highest; None before the first evaluation."""
+    runs = sorted(path.parent for path in place.glob("seed-*/recipe.json"))
+    if not runs:
+        return None
+    from fleetfoot.checkpoint.read import read_pointer  # slow to import, and rarely needed
+
+    pointers = {run: read_pointer(run / "checkpoints", "best") for run in runs}
+    scores = {run: pointer["score"] for run, pointer in pointers.items() if pointer is not None}
+    known = {run: score for run, score in scores.items() if score is not None}
+    return max(known, key=known.__getitem__, default=None)
 
 
 def _newest() -> str:

@@ -13,7 +13,7 @@ from fleetfoot import api, checkpoint, recipes
 from fleetfoot.cli import dry_run
 from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED, speaks
-from fleetfoot.cli.run_folder import command_line
+from fleetfoot.cli.run_folder import best_seed, command_line
 from fleetfoot.cli.which_recipe import find_recipe, modules_of
 from fleetfoot.config import to_json
 from fleetfoot.errors import UserError, one_line
@@ -50,12 +50,12 @@ def run(args: list[str], imports: list[str]) -> int:
     fixed = start.derived_fields()
     recipe, options = parse_recipe(start, Options, args, f"fleetfoot train {name}", fixed)
     needed = modules_of(name, recipe, imports)
-    if options.dry_run:
-        print(dry_run.describe(recipe, options.folder, options.seeds, options.video))
-        return 0
     if options.seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {options.seeds}.")
     check_jobs(options.jobs, options.seeds != 1)
+    if options.dry_run:
+        print(dry_run.describe(recipe, options.folder, options.seeds, options.video))
+        return 0
     if options.seeds > 1 and options.jobs != 1 and seeds.wants_processes(recipe):
         place, done = seeds.train_seeds(recipe, options.seeds, options.folder, options.jobs, needed)
         return finish_seeds(place, done, needed)
@@ -86,17 +86,20 @@ def finish(result: Result, video: bool, imports: Sequence[str]) -> int:
         return 0
     folder = result.folder
     film: Path | None = None
+    can_film = True
     if video and result.finished:
+        print("filming the best policy (Ctrl-C skips it) ...", flush=True)
         try:
             film = api.record_run(folder)
-        except (Exception, KeyboardInterrupt) as error:  # the training was good, whatever fails now
+        except KeyboardInterrupt:
+            print("fleetfoot: no video: interrupted", file=sys.stderr)
+        except Exception as error:  # the training was good, whatever fails now
             print(f"fleetfoot: no video: {one_line(error)}", file=sys.stderr)
+            can_film = False
     if film is not None:
         recipe = read_recipe(folder)
         recipe.log.add_film(folder, film, result.counters, to_json(recipe))
-    print(
-        report(result, film, imports, can_film=film is not None or not (video and result.finished))
-    )
+    print(report(result, film, imports, can_film=can_film))
     return 0 if result.finished else INTERRUPTED
 
 
@@ -116,6 +119,10 @@ def finish_seeds(place: Path, done: bool, imports: Sequence[str]) -> int:
     if len(returns) > 1:
         print(f"mean of {len(returns)} seeds: last {sum(returns) / len(returns):,.1f}")
     if done:
+        print("finished; what to run next:")
+        print("  " + command_line("compare", place, imports=imports))
+        if best := best_seed(place):
+            print("  " + command_line("evaluate", best, imports=imports))
         return 0
     print("interrupted and saved; to continue:")
     print("  " + command_line("resume", place, imports=imports))
