@@ -53,9 +53,22 @@ def build_env(
         raise
     except BaseException as error:
         name = type(config).__name__
+        if out_of_memory(error):
+            raise UserError(
+                f"{name} cannot be built: {num_envs:,} environments do not fit in memory; use fewer (--num-envs, or "
+                "--episodes of an evaluation)."
+            ) from error
         raise UserError(f"{name} cannot be built: {one_line(error)}{place(error)}.") from error
     kind = GuardedHalves if isinstance(env, TwoHalves) else Guarded
     return kind(env, seed, timeout)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Of a CPU or a GPU; for a CPU torch has no error of its own."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    texts = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 @dataclass

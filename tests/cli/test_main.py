@@ -50,6 +50,15 @@ def test_help_does_not_wait_for_torch() -> None:
     ("args", "says"),
     [
         (["trian"], "Did you mean train"),  # codespell:ignore trian
+        (["train", "sac"], "There are sac/pendulum"),
+        (["train", "ppo"], "There are ppo/pendulum, "),
+        (["train", TINY, "--agent", "FastSAC"], "did you mean FastSACConfig?"),
+        (["train", TINY, "--env", "Pendulum-v1"], "--env GymConfig --env.id Pendulum-v1; "),
+        (["train", TINY, "--learning-rate", "3"], "Did you mean --agent.policy-optim.lr or "),
+        (["train", "--seed", "3", TINY], "a recipe or a run comes first"),
+        (["train", TINY, "--num-envs", "99999999999"], "99,999,999,999 environments do not fit"),
+        (["compare", "runs", "--at", "1e30"], "--at: '1e30' is not a whole number (see "),
+        (["watch", ".", "--port", "0x"], "--port: '0x' is not a whole number (see "),
         (["train", "fast_td3/pendulm"], "fast_td3/pendulum"),
         (["train", TINY, "--num-env", "3"], "--num-envs"),
         (["train", TINY, "--agent.gama", "3"], "there is no option --agent.gama"),

@@ -214,6 +214,9 @@ def test_resume_refuses_what_the_checkpoint_cannot_bear(finished: tuple[Path, st
     before = (folder / "recipe.json").read_text()
     with pytest.raises(UserError, match=r"num_envs cannot change .* made with 8"):
         resume(folder, num_envs=9)
+    other = replace(folders.read_recipe(folder), agent=recipes.get("sac/pendulum").agent)
+    with pytest.raises(UserError, match=r"agent cannot change .* made with FastTD3Config\)"):
+        api.resume_as(folder, other)
     changed = replace(folders.read_recipe(folder), env=TensorConfig(task="cartpole"))
     with pytest.raises(UserError, match=r"env\.task cannot change"):
         api.resume_as(folder, changed)

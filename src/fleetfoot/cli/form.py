@@ -38,6 +38,7 @@ JSON: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, dict),
     str_from_instance=lambda value: [json.dumps(value)],
 )
+OTHER_NAMES = {"learning-rate": "lr"}  # what others call a field
 NARROWED = "narrowed"  # marks a dataclass whose fields are about to be narrowed, so that tyro's own rule comes next
 
 
@@ -97,7 +98,8 @@ def _parse(
     filled, unknown = parsed
     if unknown:
         raise UserError(
-            f"unexpected argument {unknown[0]!r}; options start with -- (see {prog} --help)."
+            f"unexpected argument {unknown[0]!r}; a recipe or a run comes first, and then options, which start "
+            f"with -- (see {prog} --help)."
         )
     return filled
 
@@ -206,6 +208,7 @@ def _nearest_flag(name: str, known: list[str]) -> str:
         if name.startswith(f"{flag}."):
             return f" {flag} holds no part yet; name one first: {flag} NAME (see --help)."
     last = name.removeprefix("--").split(".")[-1]
+    last = OTHER_NAMES.get(last, last)
     same_end = [flag for flag in known if flag.removeprefix("--").split(".")[-1] == last]
     if same_end:
         return f" Did you mean {' or '.join(same_end[:3])}?"
@@ -219,6 +222,10 @@ def _first_sentence(box: str, prog: str) -> str:
     body = lines[1 if box.lstrip().startswith("╭") else 2 :]
     words = itertools.takewhile(lambda line: line.strip("─-╰╯"), body)
     message = " ".join(" ".join(words).split())
+    # Of a value that may be absent, tyro gives the reasons of both types.
+    message = re.sub(
+        r"no type matching .*Got errors: .*<class '(?:int|float)'>: (.*)", r"\1", message
+    )
     message = re.sub(
         r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tyro
@@ -61,7 +62,8 @@ def _new_part(flag: str, name: str, hint: Any) -> Any:
         why = "" if name not in PARTS else f" ({_shortcoming(PARTS[name], hint)})"
         own = "" if name in PARTS else " Your own parts need --import MODULE."
         raise UserError(
-            f"{flag} needs the name of a part, not {name!r}{why}; it can be {choices}.{own}"
+            f"{flag} needs the name of a part, not {name!r}{why}; "
+            f"{_meant(flag, name, known)}it can be {choices}.{own}"
         )
     # Made without its checks: they come once the other flags are read. Fields without a default are required there.
     part: Any = object.__new__(known[name])
@@ -73,6 +75,15 @@ def _new_part(flag: str, name: str, hint: Any) -> Any:
             value = field.default_factory()
         object.__setattr__(part, field.name, value)
     return part
+
+
+def _meant(flag: str, name: str, known: Iterable[str]) -> str:
+    """The part whose name was shortened, or that builds the Gymnasium task of this name."""
+    if f"{name}Config" in known:
+        return f"did you mean {name}Config? Otherwise "
+    if "GymConfig" in known and re.fullmatch(r"[\w:/.-]+-v\d+", name):
+        return f"for that task of Gymnasium write {flag} GymConfig {flag}.id {name}; otherwise "
+    return ""
 
 
 def _shortcoming(cls: type, hint: Any) -> str:

@@ -38,13 +38,15 @@ class Console:
         self._console = console or rich.console.Console()
         self._clock = clock
         self._recent: deque[Counters] = deque(maxlen=WINDOW)
-        self._latest: float | None = None
+        self._training: float | None = None  # mean return of the episodes that ended last
+        self._latest: float | None = None  # that of the last evaluation
         self._best = best
         self._line = ""
         self._printed: tuple[str, float] | None = None  # the last plain line and when
         self._live: Live | None = None
 
     def write(self, counters: Counters, metrics: Mapping[str, float]) -> None:
+        self._training = metrics.get("episode/return", self._training)
         if EVAL_RETURN in metrics:
             self._latest = metrics[EVAL_RETURN]
             self._best = max(self._latest, self._best if self._best is not None else self._latest)
@@ -88,6 +90,8 @@ class Console:
             left = max(self.total_vec_steps - now.vec_steps, 0)
             pace = (now.vec_steps - first.vec_steps) / seconds
             parts.append(f"{timedelta(seconds=round(left / pace))} left")
+        if self._training is not None:
+            parts.append(f"training return {self._training:,.1f}")
         if self._latest is not None:
             parts.append(f"return {self._latest:,.1f}")
         if self._best is not None:

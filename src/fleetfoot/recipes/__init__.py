@@ -29,6 +29,7 @@ from fleetfoot.recipes import (
 )
 
 DEFAULT = "fast_td3/halfcheetah"
+MOST_LISTED = 10  # recipes in a message
 
 _RECIPES: dict[str, tuple[str, Callable[[], Recipe]]] = {
     **fast_td3.RECIPES,
@@ -64,9 +65,12 @@ def get(name: str) -> Recipe:
     if name.startswith(humanoid_bench.PREFIXES):
         return humanoid_bench.find(name)
     if name not in _RECIPES:
+        family = [known for known in _RECIPES if known.startswith(f"{name}/")]
+        more = ", ..." if len(family) > MOST_LISTED else "."
+        listed = f" There are {', '.join(family[:MOST_LISTED])}{more}"
+        close = listed if family else nearest(name, _RECIPES)
         raise UserError(
-            f"there is no recipe named {name!r}.{nearest(name, _RECIPES)} "
-            "`fleetfoot list` shows them all."
+            f"there is no recipe named {name!r}.{close} `fleetfoot list` shows them all."
         )
     return _RECIPES[name][1]()
 

@@ -97,9 +97,11 @@ def check_changes(stored: Recipe, recipe: Recipe) -> None:
     """UserError where `recipe` differs from the stored one in what must stay."""
     fixed = [path for path in differences(stored, recipe) if not may_change(path)]
     if fixed:
+        then = look_up(stored, fixed[0])
+        name = type(then).__name__ if dataclasses.is_dataclass(then) else then
         raise UserError(
-            f"{fixed[0]} cannot change when a run is resumed (the checkpoint was made with "
-            f"{look_up(stored, fixed[0])}); train a new run instead."
+            f"{fixed[0]} cannot change when a run is resumed (the checkpoint was made with {name}); "
+            "train a new run instead."
         )
 
 
