@@ -329,7 +329,9 @@ def test_without_a_terminal_one_plain_line_per_interval() -> None:
     sink, out, now = plain_console(every_seconds=10)
     for step in range(100, 1000, 100):
         now[0] = step / 50  # 2, 4, ... 18 seconds
-        sink.write(at(step), {EVAL_RETURN: 300.0 - step} if step <= 200 else {"episode/return": 7.0})
+        sink.write(
+            at(step), {EVAL_RETURN: 300.0 - step} if step <= 200 else {"episode/return": 7.0}
+        )
     lines = out.getvalue().splitlines()
     assert lines == [
         "vec step 100 of 1,000 | return 200.0 | best 200.0",

@@ -28,6 +28,7 @@ from fleetfoot.errors import Notice
 from fleetfoot.recipe import Recipe
 from fleetfoot.rollout import rollout
 from fleetfoot.run import folder as folders
+from fleetfoot.run.build import announced
 from fleetfoot.topologies import synchronous
 from support.forked import start
 
@@ -136,6 +137,14 @@ def test_the_first_line_says_what_is_trained_on_and_from_where(
     assert capsys.readouterr().out.startswith(
         "fast_td3/pendulum: tensor/pendulum, 4 environments, cpu, from vec step 20 on\n"
     )
+
+
+def test_slow_work_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    with announced("building 8 environments", after=0) as timer:
+        timer.join()
+    with announced("never said"):
+        pass
+    assert capsys.readouterr().out == "building 8 environments ...\n"
 
 
 def test_a_checkpoint_without_a_replay_says_so(tmp_path: Path) -> None:
@@ -379,7 +388,9 @@ def test_commands_that_read_a_policy_take_the_best_of_several_seeds(
 
 
 def test_python_is_told_what_a_recipe_and_a_checkpoint_are(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a recipe is needed, not 'fast_td3/pendulum'; recipes\.get"):
+    with pytest.raises(
+        UserError, match=r"a recipe is needed, not 'fast_td3/pendulum'; recipes\.get"
+    ):
         train("fast_td3/pendulum", tmp_path / "run")  # type: ignore[arg-type]
     folder = train(small_recipe(), tmp_path / "run").folder
     with pytest.raises(UserError, match="which must be 'best' or 'last', not 'newest'"):

@@ -120,7 +120,6 @@ class ReplayConfig:
             f"{free / GIB:.1f} GiB are free on {device}: use {', or '.join(advice)}."
         )
 
-
     def check_batch(self, spec: EnvSpec, batch_size: int, device: torch.device) -> None:
         """Refuse batches that do not fit, counted at no more than their rows take where they are stored."""
         free = free_bytes(device)

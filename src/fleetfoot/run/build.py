@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from fleetfoot.run.sharded import (
 from fleetfoot.system import usable_cores
 
 MOST_STEPS = 2**53
+PATIENCE = 5.0  # seconds without a line on the console
 NEWEST_SHARE = 0.01  # of the replay: rows that the critic has hardly learned from yet
 
 
@@ -236,6 +238,18 @@ def build_parts(
 
 
 @contextmanager
+def announced(what: str, after: float = PATIENCE) -> Iterator[threading.Timer]:
+    """Around work that may be slow: print what it is after so many seconds."""
+    timer = threading.Timer(after, print, (f"{what} ...",), {"flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def open_run(
     recipe: Recipe,
     folder: Path,
@@ -253,7 +267,13 @@ def open_run(
     ranks = current_ranks()
     with ExitStack() as stack:
         with ranks.raise_together():
-            with buildable() if state is not None else nullcontext():
+            if console and recipe.log.console and ranks.first:
+                said: AbstractContextManager[Any] = announced(
+                    f"building {recipe.num_envs:,} environments"
+                )
+            else:
+                said = nullcontext()
+            with said, buildable() if state is not None else nullcontext():
                 parts = build_parts(recipe, ranks, **options)
             stack.callback(parts.close)
             if check is not None:
