@@ -56,7 +56,10 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", TINY, "--env", "Pendulum-v1"], "--env GymConfig --env.id Pendulum-v1; "),
         (["train", TINY, "--learning-rate", "3"], "Did you mean --agent.policy-optim.lr or "),
         (["train", "--seed", "3", TINY], "a recipe or a run comes first"),
-        (["train", TINY, "--num-envs", "99999999999"], "99,999,999,999 environments do not fit"),
+        (
+            ["train", TINY, "--threads", "1", "--num-envs", "99999999999"],
+            "99,999,999,999 environments do not fit",
+        ),
         (["compare", "runs", "--at", "1e30"], "--at: '1e30' is not a whole number (see "),
         (["watch", ".", "--port", "0x"], "--port: '0x' is not a whole number (see "),
         (["train", "fast_td3/pendulm"], "fast_td3/pendulum"),
@@ -64,7 +67,10 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", TINY, "--agent.gama", "3"], "there is no option --agent.gama"),
         (["train", TINY, "--num-envs", "abc"], "'abc' is not a whole number"),
         (["train", TINY, "--num-envs", "0"], "num_envs must be at least 1"),
-        (["train", TINY, "--batch-size", "99999999999"], "a batch of 99,999,999,999 rows needs"),
+        (
+            ["train", TINY, "--threads", "1", "--batch-size", "99999999999"],
+            "a batch of 99,999,999,999 rows needs",
+        ),
         (["train", TINY, "--batch-size", "99999999999", "--dry-run"], "lower --batch-size"),
         (["train", TINY, "--threads", "100000"], "threads must be at most 1,024, not 100,000"),
         (["train", TINY, "--device", "tpu9"], "device 'tpu9' is not known"),
