@@ -116,6 +116,16 @@ def test_an_update_that_returns_something_else_is_one_sentence() -> None:
         learner(agent, [make_batch(rows=16)])(1)
 
 
+def test_a_metric_that_is_no_tensor_is_one_sentence() -> None:
+    class Careless(OwnTD3):
+        def update(self, batch: Batch) -> Any:
+            return super().update(batch).with_metrics({"critic/bound": 3.0})  # type: ignore[dict-item]
+
+    agent = Careless(OwnTD3Config(), make_spec(), 0, CPU)
+    with pytest.raises(UserError, match=r"metrics as tensors; critic/bound is a float"):
+        learner(agent, [make_batch(rows=16)])(1)
+
+
 class Rollout:
     """A memory for on-policy learning: T vec steps, handed to `update` as one batch, and then the next ones."""
 

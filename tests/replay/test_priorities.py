@@ -331,6 +331,8 @@ def test_wrong_input() -> None:
     fill(replay, 1)
     with pytest.raises(UserError, match="cannot be prioritised"):
         replay.reprioritize(torch.tensor([0]), None)
+    with pytest.raises(UserError, match=r"one td_error for each of its 1 rows, not \[2, 1\]"):
+        replay.reprioritize(torch.tensor([0]), torch.ones(2, 1))
 
 
 @pytest.mark.learning

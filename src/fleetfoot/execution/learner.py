@@ -153,6 +153,12 @@ class EagerLearner:
             raise UserError(
                 f"{type(self.agent).__name__}.update must return an UpdateResult, not a {type(result).__name__}."
             )
+        for metric, value in result.metrics.items():
+            if not isinstance(value, Tensor):
+                raise UserError(
+                    f"{type(self.agent).__name__}.update must return metrics as tensors; {metric} is a "
+                    f"{type(value).__name__}."
+                )
         if self.takes_errors is not None:
             self.takes_errors.reprioritize(batch.row_id, result.td_error)
         return result.metrics

@@ -261,6 +261,10 @@ class Proportional:
                 "this agent reports no errors, so its replay cannot be prioritised: "
                 "use --replay.sampler UniformConfig."
             )
+        if td_error.shape != row_id.shape:
+            raise UserError(
+                f"an update must return one td_error for each of its {len(row_id):,} rows, not {list(td_error.shape)}."
+            )
         leaf, readable = ring.find(row_id)
         leaf = torch.where(readable, leaf, self.nowhere)
         # Nowhere and rows that were given up hold 0, and keep it.
