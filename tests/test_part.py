@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fleetfoot
 from fleetfoot import recipes
 from fleetfoot.agents.brc import BRCConfig
+from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.contract import AgentConfig
+from fleetfoot.agents.fast_sac import FastSACConfig
+from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.config import PARTS, from_json, to_json
 from fleetfoot.data import Continuous, EnvSpec
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
@@ -118,6 +122,27 @@ def test_values_of_the_wrong_kind_are_refused(make: Any, says: str) -> None:
 def test_recipes_that_cannot_work_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         dataclasses.replace(recipes.get("fast_td3/pendulum"), **changes).check()
+
+
+@pytest.mark.parametrize("name", ["fast_td3/pendulum", "fast_sac/go1", "flash_sac/pendulum"])
+def test_a_learning_rate_that_would_rise_is_refused(name: str) -> None:
+    recipe = dataclasses.replace(recipes.get(name), device="cpu")
+    agent: Any = recipe.agent
+    low = dataclasses.replace(agent.critic_optim, lr=1e-6)
+    with pytest.raises(UserError, match=r"rise; set --agent.critic-optim.lr-end too, to 1e-06 or "):
+        dataclasses.replace(recipe, agent=dataclasses.replace(agent, critic_optim=low)).check()
+    constant = dataclasses.replace(low, lr_end=None)
+    dataclasses.replace(recipe, agent=dataclasses.replace(agent, critic_optim=constant)).check()
+
+
+@pytest.mark.parametrize("agent", [FastTD3Config, FastSACConfig, BROConfig, BRCConfig])
+def test_without_an_end_of_its_own_a_learning_rate_is_constant(agent: Any) -> None:
+    cfg = agent()
+    for name in ("policy_optim", "critic_optim"):
+        optim = dataclasses.replace(getattr(cfg, name), lr=1e-5)
+        step = optim.build(nn.ParameterList([nn.Parameter(torch.zeros(1))]), 10)
+        step(step.parameters[0].sum())
+        assert step.lr.item() == pytest.approx(1e-5)
 
 
 def spec() -> EnvSpec:

@@ -58,7 +58,7 @@ class _Scheduled(ABC):
     lr: float
     """Learning rate."""
     lr_end: float | None = None
-    """Final learning rate; None: constant."""
+    """Final learning rate, at the end of the run, and not above `lr`; None: constant."""
     schedule: Literal["cosine", "linear"] = "cosine"
     """How the learning rate gets there: half a cosine, or a straight line."""
     max_grad_norm: float | None = None
@@ -109,12 +109,10 @@ class _Adam(_Scheduled):
 
 @part
 class AdamWConfig(_Adam):
-    """AdamW with decoupled weight decay and a cosine learning rate from `lr` to `lr_end`."""
+    """AdamW: Adam with decoupled weight decay."""
 
     lr: float = 3e-4
     """Learning rate."""
-    lr_end: float = 3e-4
-    """Final learning rate, reached by half a cosine over the whole run."""
     weight_decay: float = 0.1
     """Each step shrinks every weight by the fraction lr * weight_decay."""
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from fleetfoot.agents.contract import Agent, AgentConfig, check_agent, traits
 from fleetfoot.checkpoint import CheckpointConfig
-from fleetfoot.config import part
+from fleetfoot.config import flat_fields, part, to_json
 from fleetfoot.data import EnvSpec
 from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.errors import UserError
@@ -181,7 +181,21 @@ class Recipe:
         if self.threads > MOST_THREADS:
             raise UserError(f"threads must be at most {MOST_THREADS:,}, not {self.threads:,}.")
         self.torch_device()
+        self._check_learning_rates()
         self._check_on_policy()
+
+    def _check_learning_rates(self) -> None:
+        """A rate that somebody lowered below the end of its schedule would rise. Refused here, where the names of fields
+        are known, and not where an optimiser is built: a run of that kind can still be evaluated."""
+        fields = dict(flat_fields(to_json(self)))
+        for path, end in fields.items():
+            start = fields.get(path.removesuffix("_end"))
+            if path.endswith(".lr_end") and end is not None and start is not None and end > start:
+                option = f"--{path.replace('_', '-')}"
+                raise UserError(
+                    f"{path} is {end}, above the {start} where it starts: the learning rate would rise; set {option} "
+                    f"too, to {start} or less, or to None for a constant rate."
+                )
 
     def _check_on_policy(self) -> None:
         """On-policy agents, rollouts and topologies that can collect them go together, or none of them."""

@@ -20,6 +20,7 @@ from support.trust_recipes import tiny
 pytestmark = pytest.mark.usefixtures("elsewhere")
 Capsys = pytest.CaptureFixture[str]
 RECIPE = "support.trust_recipes:tiny"
+LR = ("--over", "agent.critic_optim.lr=1e-5..1e-3:log")
 GRID = ("--over", "agent.tau=0.05,0.1,0.2", "--over", "num_envs=2,3", "--seeds", "2")
 
 
@@ -150,6 +151,10 @@ def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:
         ),
         (["sweep", RECIPE, "--over", "gamma='", "--folder", "new"], "--over gamma cannot be"),
         (["sweep", "ppo/pendulum", "--over", "batch_size=8,16", "--folder", "new"], "--batch-size"),
+        (
+            ["sweep", "fast_td3/pendulum", *LR, "--search", "optuna", "--folder", "new"],
+            "set --agent.critic-optim.lr-end too",
+        ),
         (["train", RECIPE, "--jobs", "2"], "--jobs is for several --seeds"),
         (["train", RECIPE, "--jobs", "-2", "--seeds", "2"], "--jobs must be 0 or more"),
     ],
@@ -162,6 +167,12 @@ def test_mistakes_get_one_line(args: list[str], says: str, capsys: Capsys) -> No
     Path("damaged/study.json").write_text("{")
     assert says in refusal(capsys, *args)
     assert not Path("new").exists()
+
+
+def test_a_search_of_learning_rates_is_for_those_that_do_not_rise() -> None:
+    args = [*LR, "--search", "optuna", "--folder", "new"]
+    made, _ = sweep.begun("fast_td3/pendulum", [*args, "--agent.critic-optim.lr-end", "None"], [])
+    assert made.study.sweep["over"] == [LR[1]]
 
 
 def test_a_study_of_something_else_is_refused(capsys: Capsys) -> None:

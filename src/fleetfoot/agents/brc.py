@@ -51,7 +51,7 @@ from fleetfoot.ops.polyak import polyak_, target_copy
 from fleetfoot.optim import AdamConfig, AdamWConfig
 from fleetfoot.rng import random_streams, seeded_init
 
-DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
+DECAYED = AdamWConfig(weight_decay=1e-4)
 NETWORKS = ("policy", "critic", "critic_target")
 
 

@@ -58,7 +58,7 @@ from fleetfoot.rng import RandomStream, random_streams, seeded_init
 
 Metrics = dict[str, Tensor]
 RESETS = (15_001, 50_001, 250_001, 500_001, 750_001, 1_000_001, 1_500_001, 2_000_001)
-DECAYED = AdamWConfig(lr=3e-4, lr_end=3e-4, weight_decay=1e-4)
+DECAYED = AdamWConfig(weight_decay=1e-4)
 
 
 @part

@@ -114,6 +114,13 @@ class Made:
         recipe.check()
         return recipe  # type: ignore[no-any-return]
 
+    def ends(self, which: Literal[0, -1]) -> dict[str, str]:
+        """The first or the last value of every axis."""
+        whole = self.whole()
+        ends = {axis.path: (axis.low, axis.high)[which] for axis in self.axes if axis.is_range}
+        texts = {path: f"{end:.0f}" if path in whole else repr(end) for path, end in ends.items()}
+        return texts | {a.path: a.values[which] for a in self.axes if not a.is_range}
+
     def words(self, path: str, value: str) -> list[str]:
         """A value as it would stand on the command line."""
         name = path.replace("_", "-")
@@ -168,6 +175,9 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
     named = {space.name_of(settings): settings for settings in points}
     recipes = {key: made.point(settings) for key, settings in named.items()}
     check_same(options.folder, made, options.over)
+    if search:  # what cannot work is refused now, and not by a trial hours later
+        made.point(made.ends(0))
+        made.point(made.ends(-1))
     opened = study.open_study(
         options.folder, recipes, options.seeds, modules_of(name, recipe, imports), named, sweep
     )

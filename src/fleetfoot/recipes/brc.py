@@ -46,7 +46,7 @@ def pendulums() -> Recipe:
 
     Small networks, higher learning rates, a shorter horizon.
     """
-    optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
+    optim = AdamWConfig(lr=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     agent = BRCConfig(
         num_atoms=51,

@@ -49,7 +49,7 @@ def dm_control(name: str, task: str, agent: BROConfig, updates: int) -> Recipe:
 
 def pendulum(name: str, agent: BROConfig) -> Recipe:
     """The tensor pendulum on a CPU: small networks, higher learning rates, four environments, one early reset."""
-    optim = AdamWConfig(lr=1e-3, lr_end=1e-3, weight_decay=1e-4)
+    optim = AdamWConfig(lr=1e-3, weight_decay=1e-4)
     small = BroNetConfig(width=64, blocks=1)
     delta = DeltaConfig(net=replace(small, head_gain=0.01, head_bias=False))
     agent = replace(

@@ -19,7 +19,7 @@ def from_td3(base: Recipe, name: str, **changes: Any) -> Recipe:
     shared = {f.name for f in fields(FastSACConfig)} & {f.name for f in fields(td3)}
     agent = FastSACConfig(
         **{name: getattr(td3, name) for name in shared},
-        alpha_optim=AdamWConfig(lr=1e-3, weight_decay=0.0),
+        alpha_optim=AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.0),
     )
     return replace(base, name=name, agent=agent, explorer=AsSampledConfig(), **changes)
 

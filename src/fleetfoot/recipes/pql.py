@@ -28,7 +28,7 @@ from fleetfoot.topologies.pql.loop import SplitLearnersConfig
 def agent(**changes: Any) -> DDPGConfig:
     """As published. The squared loss has a factor 1/2 here and none there, so half of the published bound on its
     gradient clips the same."""
-    optim = AdamWConfig(lr=5e-4, lr_end=5e-4, weight_decay=0.01, max_grad_norm=0.5)
+    optim = AdamWConfig(lr=5e-4, weight_decay=0.01, max_grad_norm=0.5)
     bound = 0.25 if changes.get("num_atoms") is None else 0.5
     fields: dict[str, Any] = {
         "num_critics": 2,

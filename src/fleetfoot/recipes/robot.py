@@ -48,7 +48,7 @@ def go1() -> Recipe:
             critic_net=MLPConfig(hidden=(256, 128)),
             policy_optim=optim,
             critic_optim=optim,
-            alpha_optim=AdamWConfig(lr=1e-3, weight_decay=0.0),
+            alpha_optim=AdamWConfig(lr=1e-3, lr_end=3e-4, weight_decay=0.0),
         ),
         explorer=AsSampledConfig(),
         replay=ReplayConfig(capacity=1_000_000, n_step=3, mirror=True),

@@ -58,7 +58,7 @@ def combined(base: SACConfig, combination: str, reset_every_updates: int) -> SAC
     elif network == "sn":
         net = replace(net, spectral_norm=True)
     elif network == "wd":
-        optim = AdamWConfig(lr=optim.lr, lr_end=optim.lr, weight_decay=WEIGHT_DECAY)
+        optim = AdamWConfig(lr=optim.lr, weight_decay=WEIGHT_DECAY)
     plasticity_cfg: ResetsConfig | ReDoConfig | None = None
     if plasticity == "crelu":
         net = replace(net, activation=("crelu",))
