@@ -58,6 +58,15 @@ def test_against_the_definition(gamma: float) -> None:
     assert scaled[3] == 0  # a task that nobody has played
 
 
+def test_returns_that_have_all_been_zero_scale_to_zero() -> None:
+    """A sparse task whose reward nobody has found yet, without room for entropy."""
+    scale, alpha = ReturnExtremes(1, 1, 5, gamma=0.9, v_max=10.0, margin=0.0), torch.tensor(0.1)
+    scale.update(torch.zeros(1), torch.tensor([True]), no(1), None)
+    assert scale(torch.tensor([0.0, 1.0]), None, alpha).tolist() == [0.0, 0.0]
+    scale.update(torch.full((1,), 2.0), torch.tensor([True]), no(1), None)
+    assert scale(torch.tensor([0.0, 1.0]), None, alpha).tolist() == [0.0, 5.0]
+
+
 def test_all_rewards_times_a_thousand_are_scaled_to_the_same() -> None:
     one, large = (ReturnExtremes(2, 1, 10, gamma=0.9, v_max=10.0, margin=0.0) for _ in range(2))
     generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ class ReturnExtremes(nn.Module):
     G_max and G_min are the largest and smallest discounted return from any step of any finished episode on. A truncated
     episode is taken to go on with its mean reward for ever: its returns start from mean(reward) / (1 - gamma), those of
     a terminated one from 0. `alpha margin` is room for entropy that is paid beside the rewards. Until a task has
-    finished an episode, its rewards are 0.
+    finished an episode, its rewards are 0, and without that room until one of its returns was another than 0.
 
     The rewards of running episodes are kept on the device, the last `window` of each; longer episodes count as if they
     had begun later. Nothing waits for a GPU.
@@ -76,7 +76,8 @@ class ReturnExtremes(nn.Module):
     def forward(self, reward: Tensor, task: Tensor | None, alpha: Tensor) -> Tensor:
         """Rewards [B] (or folded returns) in the units that the critic learns, with the temperature as it is now."""
         largest = self.largest[0] if task is None else self.largest[task]
-        return reward * self.v_max / (largest + alpha * self.margin)
+        scale = largest + alpha * self.margin
+        return torch.where(scale > 0.0, reward * self.v_max / scale, 0.0)
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:
