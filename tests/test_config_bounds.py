@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
+from fleetfoot.agents.brc import BRCConfig
+from fleetfoot.agents.bro import BROConfig
+from fleetfoot.agents.daa import DAAConfig
+from fleetfoot.agents.dac import DACConfig
+from fleetfoot.agents.fast_sac import FastSACConfig
 from fleetfoot.agents.fast_td3 import FastTD3Config
+from fleetfoot.agents.flash_sac import FlashSACConfig
+from fleetfoot.agents.ppo import PPOConfig
+from fleetfoot.agents.sac import SACConfig
+from fleetfoot.agents.vpl import VPLConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.envs.mujoco import MuJoCoConfig
 from fleetfoot.envs.playground import PlaygroundConfig
@@ -25,8 +34,33 @@ from fleetfoot.explore import (
 from fleetfoot.log import LogConfig
 from fleetfoot.pace import PaceConfig
 from fleetfoot.replay.replay import ReplayConfig
+from support.made_up import CPU, make_spec
 
 NAN, INF = float("nan"), float("inf")
+
+
+SOFT = [SACConfig, VPLConfig, FastSACConfig, FlashSACConfig, BROConfig, BRCConfig, DACConfig]
+ROLLOUTS = [PPOConfig, DAAConfig]
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "says"),
+    [
+        *((make, {"alpha": 0.0}, "agent.alpha must be above 0") for make in SOFT),
+        *((make, {"alpha": -1.0}, "agent.alpha must be above 0") for make in SOFT),
+        *((make, {"log_std_min": 5.0}, "agent.log_std_min must be below") for make in SOFT),
+        *((make, {"tau": 2.0}, "agent.tau must be above 0 and at most 1") for make in SOFT),
+        *((make, {"gae_lambda": 1.5}, "agent.gae_lambda must lie") for make in ROLLOUTS),
+        *((make, {"value_clip": -1.0}, "agent.value_clip must be above") for make in ROLLOUTS),
+        *((make, {"clip_obs": -1.0}, "agent.clip_obs must be above") for make in ROLLOUTS),
+    ],
+)
+def test_agents_that_cannot_learn_are_refused(
+    make: Callable[..., Any], changes: dict[str, float], says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        make(**changes).build(make_spec(), gamma=0.9, total_updates=1, seed=0, device=CPU)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

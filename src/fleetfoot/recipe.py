@@ -185,8 +185,11 @@ class Recipe:
         self._check_on_policy()
 
     def _check_learning_rates(self) -> None:
-        """A rate that somebody lowered below the end of its schedule would rise. Refused here, where the names of fields
-        are known, and not where an optimiser is built: a run of that kind can still be evaluated."""
+        """A rate that was lowered below the end of its schedule would rise.
+
+        Refused here, where the names of fields are known, and not where optimisers are built: a run that was trained so
+        can still be evaluated.
+        """
         fields = dict(flat_fields(to_json(self)))
         for path, end in fields.items():
             start = fields.get(path.removesuffix("_end"))

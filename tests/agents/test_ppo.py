@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fleetfoot import recipes
 from fleetfoot.agents.ppo import PPO, PPOConfig
@@ -179,6 +180,12 @@ def test_a_discrete_policy_learns_the_better_action() -> None:
         agent.update(data)
     after = agent.actor(Obs(torch.zeros(1, 2), torch.zeros(1, 3)))[0].exp()
     assert after[0, 1] > before[0, 1] + 0.1
+
+
+def test_a_rollout_of_one_row_has_finite_metrics() -> None:
+    one: Rollout = tree_map(lambda x: None if x is None else x[:1, :1], rollout())
+    metrics = made().update(one).metrics
+    assert all(value.isfinite() for value in metrics.values())
 
 
 def test_each_epoch_takes_each_row_once(monkeypatch: pytest.MonkeyPatch) -> None:

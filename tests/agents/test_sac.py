@@ -273,6 +273,17 @@ def test_gpl_moves_beta_towards_smaller_gaps() -> None:
         assert agent.bound.beta().item() == pytest.approx(0.5 + 0.1 * sign, abs=1e-3)
 
 
+def test_beta_needs_two_rows_unless_its_loss_is_a_mean_of_squares() -> None:
+    for form, rows in (("bias", 1), ("mse", 1), ("bias", 2)):
+        bound = LearnedBoundConfig(learns_from="batch", form=form)
+        agent, batch = make_agent(replace(SMALL, bound=bound)), make_batch(make_spec(), rows=rows)
+        if (form, rows) == ("bias", 1):
+            with pytest.raises(UserError, match="two halves of the rows, of which there are 1"):
+                agent.update(batch)
+        else:
+            assert all(value.isfinite().all() for value in agent.update(batch).metrics.values())
+
+
 def test_noise_does_not_carry_the_beta_of_gpl_away() -> None:
     """Critics follow their targets, so nothing brings beta back where only noise has moved it."""
     cfg = recipes.get("sac/gpl+none+none").agent

@@ -343,6 +343,8 @@ def test_wrong_input() -> None:
         make_agent(replace(SMALL, tau=0.0))
     with pytest.raises(UserError, match="HeldOutUniformConfig"):
         make_agent().update(make_batch(make_spec()))
+    with pytest.raises(UserError, match="two halves of the rows"):
+        make_agent().update(with_held_out(rows=1))
     with pytest.raises(UserError, match="softplus"):
         make_agent(replace(SMALL, bound=LearnedBoundConfig(kind="softplus", beta=-1.0)))
 

@@ -32,7 +32,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot import checkpoint
-from fleetfoot.agents.checks import check_above_zero, flat_actions
+from fleetfoot.agents.checks import (
+    check_above_zero,
+    check_soft_policy,
+    check_tau,
+    flat_actions,
+)
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
@@ -104,7 +109,9 @@ class BRCConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> BRC:
         at_least(self, "agent", num_atoms=2, num_critics=1, return_window=1)
-        check_above_zero(self, "v_max", "alpha", "tau")
+        check_tau(self.tau)
+        check_soft_policy(self)
+        check_above_zero(self, "v_max")
         if self.normalize_reward and not gamma < 1.0:
             raise UserError(
                 "agent.normalize_reward assumes that episodes continue after a time limit, which needs a gamma below 1."

@@ -35,7 +35,12 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.checks import (
+    check_above_zero,
+    check_soft_policy,
+    check_tau,
+    flat_actions,
+)
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
@@ -118,7 +123,8 @@ class BROConfig:
         if self.quantiles is not None and self.quantiles < 1:
             raise UserError(f"agent.quantiles must be at least 1, not {self.quantiles}.")
         check_tau(self.tau)
-        check_above_zero(self, "std_factor", "kl_target", "alpha")
+        check_soft_policy(self)
+        check_above_zero(self, "std_factor", "kl_target")
         return BRO(self, spec, total_updates, seed, device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fleetfoot.config import at_least
@@ -29,6 +30,26 @@ def check_above_zero(cfg: object, *names: str) -> None:
     for name in names:
         if not getattr(cfg, name) > 0.0:
             raise UserError(f"agent.{name} must be above 0, not {getattr(cfg, name)}.")
+
+
+def check_soft_policy(cfg: Any) -> None:
+    """The temperature, and the bounds of a tanh-Gaussian policy's log standard deviation."""
+    check_above_zero(cfg, "alpha")
+    if not -math.inf < cfg.log_std_min < cfg.log_std_max < math.inf:
+        raise UserError(
+            f"agent.log_std_min must be below agent.log_std_max, not {cfg.log_std_min} and {cfg.log_std_max}."
+        )
+
+
+def check_proximal(cfg: Any) -> None:
+    """What PPO's loss and its advantages are made of."""
+    at_least(cfg, "agent", epochs=1, minibatches=1)
+    check_above_zero(cfg, "clip", "std")
+    if not 0.0 <= cfg.gae_lambda <= 1.0:
+        raise UserError(f"agent.gae_lambda must lie between 0 and 1, not {cfg.gae_lambda}.")
+    for name in ("value_clip", "clip_obs"):
+        if getattr(cfg, name) is not None:
+            check_above_zero(cfg, name)
 
 
 def check_support(num_atoms: int | None, v_min: Bound, v_max: Bound) -> None:

@@ -48,7 +48,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.checks import check_above_zero, flat_actions
+from fleetfoot.agents.checks import check_above_zero, check_proximal, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
@@ -143,9 +143,10 @@ class DAAConfig:
                 f"DAA imagines what the policy sees, for one task; in {spec.name} the critic sees more, or there are "
                 "several tasks."
             )
-        at_least(self, "agent", actions=1, horizon=1, epochs=1, minibatches=1, start_env_steps=0)
+        check_proximal(self)
+        at_least(self, "agent", actions=1, horizon=1, start_env_steps=0)
         at_least(self, "agent", model_steps=1, first_model_steps=1, model_batch=1, model_capacity=1)
-        check_above_zero(self, "clip", "std", "ramp")
+        check_above_zero(self, "ramp")
         return DAA(self, spec, gamma, total_updates, seed, device)
 
 
@@ -289,7 +290,7 @@ class DAA(Stateful):
         ).flatten()
         log_prob = self.actor.log_prob(self.actor(obs), rollout.action.flatten(0, 1))
         returns = advantage + value
-        unexplained = advantage.var() / (returns.var() + 1e-8)
+        unexplained = advantage.var(correction=0) / (returns.var(correction=0) + 1e-8)
         metrics = {"critic/value": value.mean(), "critic/explained_variance": 1.0 - unexplained}
         return Targets(log_prob, value, advantage, returns), metrics
 

@@ -34,7 +34,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.checks import (
+    check_above_zero,
+    check_soft_policy,
+    check_tau,
+    flat_actions,
+)
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
@@ -125,7 +130,8 @@ class DACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> DAC:
         check_tau(self.tau)
-        check_above_zero(self, "std_factor", "kl_target", "alpha")
+        check_soft_policy(self)
+        check_above_zero(self, "std_factor", "kl_target")
         same_net = (
             isinstance(self.optimist, IndependentConfig) and self.optimist.net == self.policy_net
         )

@@ -27,7 +27,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_categorical, check_smoothness, flat_actions
+from fleetfoot.agents.checks import (
+    check_categorical,
+    check_smoothness,
+    check_soft_policy,
+    flat_actions,
+)
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
@@ -99,6 +104,7 @@ class FastSACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FastSAC:
         check_categorical(self)
+        check_soft_policy(self)
         return FastSAC(self, spec, gamma, total_updates, seed, device)
 
 

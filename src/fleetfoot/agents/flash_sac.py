@@ -46,7 +46,12 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_above_zero, check_tau, flat_actions
+from fleetfoot.agents.checks import (
+    check_above_zero,
+    check_soft_policy,
+    check_tau,
+    flat_actions,
+)
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
@@ -115,7 +120,8 @@ class FlashSACConfig:
     def build(
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> FlashSAC:
-        check_above_zero(self, "v_max", "alpha", "target_std")
+        check_soft_policy(self)
+        check_above_zero(self, "v_max", "target_std")
         at_least(self, "agent", num_atoms=2, num_critics=1, policy_every=1)
         at_least(self, "agent", smoothness=0)
         check_tau(self.tau)

@@ -39,10 +39,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fleetfoot.agents.checks import check_above_zero
+from fleetfoot.agents.checks import check_above_zero, check_proximal
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
-from fleetfoot.config import at_least, part
+from fleetfoot.config import part
 from fleetfoot.data import EnvSpec, Loss, Rollout, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.adaptive_rate import AdaptiveRate
@@ -107,13 +107,9 @@ class PPOConfig:
             raise UserError(
                 f"PPO needs flat observations; {spec.name} has observations of shape {spec.obs_shape}."
             )
-        at_least(self, "agent", epochs=1, minibatches=1)
-        check_above_zero(self, "clip", "std")
-        if not 0.0 <= self.gae_lambda <= 1.0:
-            raise UserError(f"agent.gae_lambda must lie between 0 and 1, not {self.gae_lambda}.")
-        for name in ("value_clip", "target_kl", "clip_obs"):
-            if getattr(self, name) is not None:
-                check_above_zero(self, name)
+        check_proximal(self)
+        if self.target_kl is not None:
+            check_above_zero(self, "target_kl")
         if self.target_kl is not None and self.policy_optim.lr_end is not None:
             raise UserError(
                 "the learning rate either follows agent.target_kl or goes to agent.policy_optim.lr_end: set one of "
@@ -199,7 +195,7 @@ class PPO(Stateful):
         lam = self.cfg.gae_lambda
         advantage = gae(reward, discount, ended, value.view(shape), next_value, lam).flatten()
         returns = advantage + value  # (2)
-        unexplained = (returns - value).var() / (returns.var() + 1e-8)
+        unexplained = (returns - value).var(correction=0) / (returns.var(correction=0) + 1e-8)
         metrics = {"critic/value": value.mean(), "critic/explained_variance": 1.0 - unexplained}
         if self.cfg.normalize_advantage == "rollout":
             advantage = standardized(advantage)  # (3)

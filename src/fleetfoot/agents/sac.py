@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_tau, flat_actions
+from fleetfoot.agents.checks import check_soft_policy, check_tau, flat_actions
 from fleetfoot.agents.contract import Traits
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import at_least, part
@@ -130,6 +130,7 @@ class SACConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> SAC:
         check_tau(self.tau)
+        check_soft_policy(self)
         at_least(self, "agent", num_critics=2)
         if self.plasticity is not None and self.plasticity.every_updates < 1:
             raise UserError("agent.plasticity.every_updates must be at least 1.")
@@ -216,6 +217,7 @@ class SAC(Stateful):
             metrics |= policy_loss.metrics | {"policy/grad_norm": grad_norm}
         self.step_alpha(self.alpha_loss(metrics["policy/entropy"]))
         if self.step_bound is not None:
+            self.bound.check_rows(rows)
             gap, slope = critic_loss.aux["gap"], critic_loss.aux["slope"]
             bound_loss = self.bound_loss(gap, slope, batch.weight)
             metrics |= bound_loss.metrics

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from fleetfoot import diagnose
-from fleetfoot.agents.checks import check_tau, flat_actions
+from fleetfoot.agents.checks import check_soft_policy, check_tau, flat_actions
 from fleetfoot.agents.state import Stateful
 from fleetfoot.config import part
 from fleetfoot.data import Batch, EnvSpec, Loss, Obs, Transition, UpdateResult
@@ -105,6 +105,7 @@ class VPLConfig:
         self, spec: EnvSpec, *, gamma: float, total_updates: int, seed: int, device: torch.device
     ) -> VPL:
         check_tau(self.tau)
+        check_soft_policy(self)
         if self.reset_every_updates < 0:
             raise UserError("agent.reset_every_updates must be 0 or more.")
         return VPL(self, spec, total_updates, seed, device)
@@ -178,6 +179,7 @@ class VPL(Stateful):
                     "VPL learns its pessimism from held-out rows: use --replay.sampler "
                     "HeldOutUniformConfig, or a bound that learns from the batch."
                 )
+            self.bound.check_rows(len(rows_for_beta.reward))
             noise = self.bound_noise.normal(len(rows_for_beta.reward), self.action_size)
             bound_loss = self.bound_loss(rows_for_beta, noise)
             metrics |= bound_loss.metrics

@@ -57,6 +57,9 @@ class Bound(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not learn from rows")
 
+    def check_rows(self, count: int) -> None:
+        """UserError where `loss` cannot learn from so few rows."""
+
     def follow_(self, slope: Tensor) -> None:
         """Take in the mean slope that `loss` found."""
 
@@ -185,6 +188,13 @@ class LearnedBound(Bound):
             running = self.running_slope
             loss = loss / (torch.where(running > 0, running, mean_slope) + self.EPS).square()
         return loss, mean_gap, mean_slope
+
+    def check_rows(self, count: int) -> None:
+        if count < 2 and self.cfg.form != "mse":
+            raise UserError(
+                f"beta is learned from two halves of the rows, of which there are {count}: raise --batch-size, or use "
+                "--agent.bound.form mse."
+            )
 
     @torch.no_grad()
     def follow_(self, slope: Tensor) -> None:
