@@ -175,6 +175,15 @@ def test_pessimism_one_learns_from_the_lower_critic() -> None:
     torch.testing.assert_close(agent.target(batch, noise)[:, 0], wanted)
 
 
+def test_rewards_are_scaled_and_values_scaled_back() -> None:
+    batch, noise = make_batch(make_spec()), torch.zeros(6, 2)
+    one, large = (make_agent(replace(SMALL, reward_scale=scale)) for scale in (1.0, 3.0))
+    more = large.target(batch, noise) - one.target(batch, noise)
+    torch.testing.assert_close(more, (2.0 * batch.reward).unsqueeze(-1).expand(6, 8))
+    q = one.q(batch.obs, batch.action)
+    torch.testing.assert_close(large.q(batch.obs, batch.action), q / 3.0)
+
+
 def test_the_adjusters_begin_where_they_are_told_and_follow_the_divergence() -> None:
     agent: Any = make_agent()
     assert agent.optimism().item() == pytest.approx(1.0, rel=1e-5)

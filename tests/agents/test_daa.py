@@ -209,6 +209,54 @@ def test_actions_are_averaged_within_a_state_and_values_see_real_returns_alone()
         torch.testing.assert_close(one, other)
 
 
+def test_imagined_advantages_are_shifted_and_scaled_like_the_real_ones() -> None:
+    agent, data = made(normalize_advantage=True), rollout()
+    targets, _ = agent.prepare(data)
+    action = torch.randn(10, 2, 2)
+    params = agent.actor(Obs(*[data.obs.actor.flatten(0, 1)] * 2))
+    shared = tuple(param.unsqueeze(1).detach() for param in params)
+    imagined = torch.randn(10, 2)
+    extra = {
+        "action": action,
+        "log_prob": agent.actor.log_prob(shared, action),
+        "advantage": imagined,
+    }
+    index = torch.tensor([7, 0, 3])
+    real = targets.advantage
+    both = torch.cat([real.unsqueeze(1), imagined], 1)
+    gain = ((both - real.mean()) / real.std(correction=0)).mean(1)
+    found = agent.loss(data, targets, extra, index).metrics["policy/loss"]
+    torch.testing.assert_close(found, -gain[index].mean())  # the ratios are 1
+
+
+def test_the_target_of_q_by_hand() -> None:
+    """A termination ends the value, and a row whose successor nobody knows teaches nothing."""
+    agent = made(estimator="q_actions")
+    data = rollout(steps=8)
+    for t in range(8):
+        terminated, truncated = torch.tensor([t == 2, False]), torch.tensor([False, t == 4])
+        obs, next_obs = (Obs(o.actor[t], o.actor[t]) for o in (data.obs, data.next_obs))
+        flags = terminated, truncated
+        agent.observe(Transition(obs, data.action[t], data.reward[t], *flags, next_obs, {}))
+    uniform = torch.linspace(0.0, 0.999, 64)
+    rows = agent.memory.draw(uniform, 1)
+    total, kinds = 0.0, set()
+    for i in range(64):
+        obs, next_obs = rows.obs[0, i][None], rows.obs[1, i][None]
+        known, terminated = bool(rows.known[0, i]), bool(rows.terminated[0, i])
+        kinds.add((known, terminated))
+        if not known and not terminated:
+            continue
+        with torch.no_grad():
+            after = 0.0 if terminated else 0.9 * agent.critic(Obs(next_obs, next_obs)).item()
+            assert agent.q is not None
+            q = agent.q(Obs(obs, obs), rows.action[0, i][None].clamp(-1.0, 1.0)).item()
+        total += (q - rows.reward[0, i].item() - after) ** 2 / 64
+    assert {(True, False), (False, False)} <= kinds
+    assert any(terminated for _, terminated in kinds)
+    assert agent.model_loss(uniform).loss.item() == pytest.approx(total, rel=1e-4)
+
+
 @pytest.mark.parametrize("estimator", ["model_actions", "q_actions", "model_states"])
 def test_extra_samples_stay_with_their_rows(estimator: str) -> None:
     """Copies of row i are in row i: their log-probabilities are those of the old policy in its state."""

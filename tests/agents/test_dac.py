@@ -321,7 +321,7 @@ def test_spectral_norms_of_the_target_are_one_while_learning(cfg: Any) -> None:
 
 
 def test_a_full_reset() -> None:
-    agent = make_agent(replace(SMALL, resets=(9,)))
+    agent = make_agent(replace(SMALL, resets=(12,)))  # the third vec step of four environments
     fresh = weights(agent)
     for seed in range(2):
         agent.observe(make_transition(make_spec(), seed))

@@ -273,11 +273,12 @@ def test_a_single_step_task_is_learned(cfg: DDPGConfig) -> None:
     assert (action - best).abs().mean().item() < 0.15
 
 
-@pytest.mark.parametrize(("every", "wanted"), [(1, 6), (2, 3)])
-def test_the_policy_learns_every_so_many_updates(every: int, wanted: int) -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_policy_learns_every_so_many_updates(every: int) -> None:
     agent = make_agent(replace(SMALL, policy_every=every))
     learned = [agent.update(make_batch(seed=seed)) for seed in range(6)]
-    assert sum("policy/loss" in each.metrics for each in learned) == wanted
+    told = ["policy/loss" in each.metrics for each in learned]
+    assert told == [(update + 1) % every == 0 for update in range(6)]
 
 
 def test_policy_updates_leave_the_critics_alone_and_the_other_way_round() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fleetfoot.agents.fast_sac import FastSAC, FastSACConfig
 from fleetfoot.data import Discrete
@@ -13,6 +14,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.nn.mlp import MLPConfig
 from fleetfoot.ops import categorical
 from fleetfoot.ops.squash import squashed_sample
+from fleetfoot.optim import AdamWConfig
 from support.made_up import CPU, make_batch, make_spec, make_transition
 
 SMALL = FastSACConfig(
@@ -49,6 +51,82 @@ def test_the_target_is_the_soft_value_row_by_row() -> None:
         kept = min((heads[h, row] for h in (0, 1)), key=lambda p: float(p @ y))
         wanted = categorical.project(kept, y, agent.z)
         torch.testing.assert_close(target[row], wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lowest", [True, False])
+def test_one_update_by_hand(lowest: bool) -> None:
+    """Linear networks; AdamW's first step is the sign of the gradient, and what the decay takes."""
+    lr, decay, tau, alpha = 0.01, 0.1, 0.25, 0.2
+    optim, linear = AdamWConfig(lr=lr, weight_decay=decay), MLPConfig(hidden=())
+    agent = make_agent(
+        replace(
+            SMALL,
+            clipped_double_q=lowest,
+            tau=tau,
+            policy_net=linear,
+            critic_net=linear,
+            policy_optim=optim,
+            critic_optim=optim,
+            alpha_optim=AdamWConfig(lr=lr, weight_decay=0.0),
+        )
+    )
+    with torch.no_grad():  # a target that is not the critic
+        for parameter in agent.critic_target.parameters():
+            parameter.add_(torch.linspace(-0.6, 0.6, parameter.numel()).view_as(parameter))
+    batch = make_batch(make_spec(), rows=8)
+    old = copy.deepcopy(agent)
+    draws = [noise.normal(8, 2) for noise in (old.critic_noise, old.policy_noise)]
+    found = agent.update(batch).metrics
+
+    def stepped(module: nn.Module, loss: torch.Tensor, new: nn.Module) -> None:
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        for before, gradient, after in zip(
+            module.parameters(), gradients, new.parameters(), strict=True
+        ):
+            wanted = before * (1 - lr * decay) - lr * gradient / (gradient.abs() + 1e-8)
+            torch.testing.assert_close(after.detach(), wanted.detach(), atol=2e-6, rtol=1e-5)
+
+    with torch.no_grad():
+        action, log_prob = old.gaussian.sample(batch.next_obs, draws[0])
+        heads = old.critic_target(batch.next_obs, action).softmax(-1)  # (2)
+        target = torch.zeros(8, 11)
+        for row in range(8):
+            soft = old.z - alpha * log_prob[row]
+            y = (batch.reward[row] + batch.discount[row] * soft).clamp(-5, 5)  # (1)
+            moved = [categorical.project(head, y, old.z) for head in heads[:, row]]
+            means = [float(head @ y) for head in heads[:, row]]
+            lower = means.index(min(means))
+            target[row] = moved[lower] if lowest else (moved[0] + moved[1]) / 2  # (3)
+    log_probs = old.critic(batch.obs, batch.action).log_softmax(-1)
+    critic_loss = -(batch.weight * (target * log_probs).sum(-1)).mean(-1).sum()  # (4)
+    assert found["critic/loss"].item() == pytest.approx(critic_loss.item(), rel=1e-4)
+    stepped(old.critic, critic_loss, agent.critic)
+    pairs = zip(
+        old.critic_target.parameters(),
+        agent.critic.parameters(),
+        agent.critic_target.parameters(),
+        strict=True,
+    )
+    for before, critic, after in pairs:  # (7), with the new critic
+        torch.testing.assert_close(after, ((1 - tau) * before + tau * critic).detach())
+
+    action, log_prob = old.gaussian.sample(batch.obs, draws[1])
+    q = agent.critic(batch.obs, action).softmax(-1) @ agent.z
+    q = q.amin(0) if lowest else q.mean(0)
+    stepped(old.gaussian, (alpha * log_prob - q).mean(), agent.gaussian)  # (5)
+    sign = math.copysign(1, -log_prob.mean().item() + 1.0)  # (6): above the target entropy it falls
+    assert agent.alpha.log_alpha.item() == pytest.approx(math.log(alpha) - lr * sign, abs=1e-6)
+
+
+def test_every_schedule_ends_with_the_run() -> None:
+    falling = AdamWConfig(lr=1e-2, lr_end=1e-3)
+    optims = {"policy_optim": falling, "critic_optim": falling, "alpha_optim": falling}
+    cfg = replace(SMALL, policy_every=2, **optims)
+    agent = cfg.build(make_spec(), gamma=0.9, total_updates=6, seed=0, device=CPU)
+    for seed in range(6):
+        agent.update(make_batch(make_spec(), seed=seed))
+    for step in (agent.step_policy, agent.step_critic, agent.step_alpha):
+        assert step.lr.item() == pytest.approx(1e-3)
 
 
 def test_the_temperature_moves_towards_the_target_entropy() -> None:

@@ -205,6 +205,61 @@ def test_each_epoch_takes_each_row_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert not torch.equal(torch.cat(seen[:5]), torch.cat(seen[5:]))
 
 
+def moved_since(agent: PPO, data: Rollout) -> tuple[Any, Any, Any]:
+    """The targets, the parameters that pi_old had, and those of a policy that has moved."""
+    targets, _ = agent.prepare(data)
+    with torch.no_grad():
+        for parameter in agent.actor.parameters():
+            parameter.add_(torch.linspace(-0.2, 0.3, parameter.numel()).view_as(parameter))
+        obs = Obs(*(view.flatten(0, 1) for view in (data.obs.actor, data.obs.critic)))
+        return targets, targets.params, agent.actor(obs)
+
+
+def test_advantages_are_standardized_within_each_minibatch() -> None:
+    agent, data = made(normalize_advantage="minibatch"), rollout()
+    targets, old, new = moved_since(agent, data)
+    index = torch.tensor([7, 0, 3, 5])
+    action = data.action.flatten(0, 1)
+    ratio = (agent.actor.log_prob(new, action) - agent.actor.log_prob(old, action)).exp()[index]
+    raw = targets.advantage[index]
+    advantage = (raw - raw.mean()) / raw.std(correction=0)
+    gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    found = agent.loss(data, targets, index).metrics["policy/loss"]
+    assert found.item() == pytest.approx(-gain.mean().item(), abs=1e-5)
+
+
+def test_the_divergence_is_that_of_the_new_policy_from_the_old() -> None:
+    agent, data = made(), rollout()
+    targets, old, new = moved_since(agent, data)
+    normal = torch.distributions.Normal
+    one, two = (normal(mean, log_std.exp()) for mean, log_std in (old, new))
+    wanted = torch.distributions.kl_divergence(one, two).sum(-1).mean().item()
+    found = agent.loss(data, targets, torch.arange(12)).metrics["policy/kl"]
+    assert found.item() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_schedule_counts_the_steps_of_the_whole_run() -> None:
+    falling = AdamConfig(lr=1e-2, lr_end=0.0, schedule="linear")
+    agent = made(epochs=2, minibatches=3, policy_optim=falling)  # of 10 updates
+    for rate in (0.9e-2, 0.8e-2):
+        agent.update(rollout())
+        assert agent.step.lr.item() == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_normalised_observations_are_clipped_for_policy_and_critic(clip: float | None) -> None:
+    agent = made(normalize_obs=True, clip_obs=clip)
+    far, farther = (Obs(torch.full((1, 2), x), torch.full((1, 3), x)) for x in (30.0, 60.0))
+    assert torch.equal(agent.actor(far)[0], agent.actor(farther)[0]) == (clip is not None)
+    assert torch.equal(agent.critic(far), agent.critic(farther)) == (clip is not None)
+
+
+def test_a_mean_may_be_bounded() -> None:
+    far = Obs(torch.full((1, 2), 1e3), torch.full((1, 3), 1e3))
+    assert made().actor(far)[0].abs().max() > 1.0
+    assert made(tanh_mean=True).actor(far)[0].abs().max() <= 1.0
+
+
 def test_the_adaptive_rate_follows_the_divergence() -> None:
     rate = AdaptiveRate(1e-3, 0.01)
     for kl, factor in ((0.021, 1 / 1.5), (0.019, 1.0), (0.006, 1.0), (0.004, 1.5), (0.0, 1.0)):

@@ -240,13 +240,14 @@ def test_redo_revives_killed_units_and_leaves_the_target_alone() -> None:
     assert found["critic/dormant"].item() == pytest.approx(0.30, abs=0.02)
     target = [p.clone() for p in agent.critic_target.parameters()]
     assert agent.periods == (10,)
-    shares = []
+    shares = {}
     for seed in range(30):
         metrics = agent.update(make_batch(make_spec(), rows=256, seed=seed)).metrics
-        shares += [metrics["redo/restarted"].item()] if "redo/restarted" in metrics else []
-    assert shares[0] == pytest.approx(0.30, abs=0.02)
-    assert len(shares) == 3
-    assert shares[1] < 0.02
+        if "redo/restarted" in metrics:
+            shares[agent.updates] = metrics["redo/restarted"].item()
+    assert list(shares) == [10, 20, 30]
+    assert shares[10] == pytest.approx(0.30, abs=0.02)
+    assert shares[20] < 0.02
     assert agent.diagnose(big, None)["critic/dormant"].item() < 0.02
     for was, now in zip(target, agent.critic_target.parameters(), strict=True):
         torch.testing.assert_close(was, now, atol=1e-2, rtol=0)

@@ -273,6 +273,26 @@ def test_values_imagined_from_stored_states_by_hand(monkeypatch: pytest.MonkeyPa
         assert float(value) == pytest.approx(0.5 * returns[0] + 0.5 * returns[1], abs=1e-4)
 
 
+def test_the_critics_target_follows_by_a_share_after_each_step() -> None:
+    agent = agent_of(
+        estimator="control_variate",
+        critic_batch=4,
+        critic_horizon=2,
+        critic_steps=1,
+        critic_tau=0.25,
+    )
+    rollout = rollout_of(5)
+    feed(agent, rollout)
+    assert agent.critic_target is not None
+    before = [p.detach().clone() for p in agent.critic_target.parameters()]
+    agent.update(rollout)
+    for old, new, now in zip(
+        before, agent.critic.net.parameters(), agent.critic_target.parameters(), strict=True
+    ):
+        assert not torch.equal(old, new)
+        torch.testing.assert_close(now.detach(), (0.75 * old + 0.25 * new).detach())
+
+
 def test_without_trust_it_is_actor_critic(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollout_of(5)
     ac = agent_of(estimator="reinforce", baseline="value")
