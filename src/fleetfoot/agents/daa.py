@@ -34,6 +34,9 @@ Deviations from the authors' code (naumix/CHANGES_ICML2023):
     [3] Its batches are drawn at random, not by a permutation of the whole memory for each epoch.
     [4] Q's target is our choice: the paper's is not in the code.
     [5] The learning rate falls from step to step; there, from update to update.
+    [6] The critic's last layer starts with gain sqrt 2, like the others, there with gain 1. The model starts as torch
+        starts a layer; there its weights are orthogonal with gain 1 and its biases zero.
+    [7] The value loss has no factor 1/2 of its own, so that 0.5 of it is twice what it is there.
 
 Before the model begins, an update is PPO's. N and H are numbers of the host and change during the run, so updates are
 not recorded as CUDA graphs, and on a GPU each new pair of them compiles once.

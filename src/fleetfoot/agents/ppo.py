@@ -30,6 +30,8 @@ Deviations from rsl_rl (and what else is usual):
     [3] Random parts are drawn anew in each epoch (rsl_rl: once for all epochs).
     [4] No early stop by KL: it would make the host wait for the device. The adaptive rate (8) takes its place.
     [5] On several GPUs, each rank normalises advantages over its own rows.
+    [6] The policy's last layer starts with gain 0.01, normalised observations are clipped at 10, and what is learned is
+        the log of the standard deviation (rsl_rl: like any layer, not clipped, and by default the deviation itself).
 """
 
 from __future__ import annotations
