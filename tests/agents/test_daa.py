@@ -242,18 +242,18 @@ def test_the_target_of_q_by_hand() -> None:
     rows = agent.memory.draw(uniform, 1)
     total, kinds = 0.0, set()
     for i in range(64):
-        obs, next_obs = rows.obs[0, i][None], rows.obs[1, i][None]
-        known, terminated = bool(rows.known[0, i]), bool(rows.terminated[0, i])
-        kinds.add((known, terminated))
-        if not known and not terminated:
+        now, then = (Obs(*[rows.obs[step, i][None]] * 2) for step in (0, 1))
+        known, ended = bool(rows.known[0, i]), bool(rows.terminated[0, i])
+        kinds.add((known, ended))
+        if not known and not ended:
             continue
         with torch.no_grad():
-            after = 0.0 if terminated else 0.9 * agent.critic(Obs(next_obs, next_obs)).item()
+            after = 0.0 if ended else 0.9 * agent.critic(then).item()
             assert agent.q is not None
-            q = agent.q(Obs(obs, obs), rows.action[0, i][None].clamp(-1.0, 1.0)).item()
+            q = agent.q(now, rows.action[0, i][None].clamp(-1.0, 1.0)).item()
         total += (q - rows.reward[0, i].item() - after) ** 2 / 64
     assert {(True, False), (False, False)} <= kinds
-    assert any(terminated for _, terminated in kinds)
+    assert any(ended for _, ended in kinds)
     assert agent.model_loss(uniform).loss.item() == pytest.approx(total, rel=1e-4)
 
 

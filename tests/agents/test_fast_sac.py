@@ -120,8 +120,9 @@ def test_one_update_by_hand(lowest: bool) -> None:
 
 def test_every_schedule_ends_with_the_run() -> None:
     falling = AdamWConfig(lr=1e-2, lr_end=1e-3)
-    optims = {"policy_optim": falling, "critic_optim": falling, "alpha_optim": falling}
-    cfg = replace(SMALL, policy_every=2, **optims)
+    cfg = replace(
+        SMALL, policy_every=2, policy_optim=falling, critic_optim=falling, alpha_optim=falling
+    )
     agent = cfg.build(make_spec(), gamma=0.9, total_updates=6, seed=0, device=CPU)
     for seed in range(6):
         agent.update(make_batch(make_spec(), seed=seed))

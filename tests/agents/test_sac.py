@@ -275,10 +275,10 @@ def test_gpl_moves_beta_towards_smaller_gaps() -> None:
 
 
 def test_beta_needs_two_rows_unless_its_loss_is_a_mean_of_squares() -> None:
-    for form, rows in (("bias", 1), ("mse", 1), ("bias", 2)):
-        bound = LearnedBoundConfig(learns_from="batch", form=form)
+    bias = LearnedBoundConfig(learns_from="batch", form="bias")
+    for bound, rows in ((bias, 1), (replace(bias, form="mse"), 1), (bias, 2)):
         agent, batch = make_agent(replace(SMALL, bound=bound)), make_batch(make_spec(), rows=rows)
-        if (form, rows) == ("bias", 1):
+        if (bound, rows) == (bias, 1):
             with pytest.raises(UserError, match="two halves of the rows, of which there are 1"):
                 agent.update(batch)
         else:
