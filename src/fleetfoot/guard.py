@@ -29,6 +29,7 @@ from torch import Tensor
 from fleetfoot.data import EnvSpec, Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, EnvFault, TwoHalves, VecEnv
 from fleetfoot.errors import Halted, Hung, Notice, Program, UserError, one_line, place
+from fleetfoot.system import out_of_memory
 
 T = TypeVar("T")
 
@@ -61,14 +62,6 @@ def build_env(
         raise UserError(f"{name} cannot be built: {one_line(error)}{place(error)}.") from error
     kind = GuardedHalves if isinstance(env, TwoHalves) else Guarded
     return kind(env, seed, timeout)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Of a CPU or a GPU; for a CPU torch has no error of its own."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    texts = ("DefaultCPUAllocator", "Storage size calculation overflowed")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 @dataclass

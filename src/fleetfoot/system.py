@@ -41,3 +41,11 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Of a CPU or a GPU; for a CPU torch has no error of its own."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    texts = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)

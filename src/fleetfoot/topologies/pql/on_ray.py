@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fleetfoot.agents.contract import ActorCritic, as_actor_critic
+from fleetfoot.agents.contract import as_actor_critic
 from fleetfoot.config import at_least, part
-from fleetfoot.data import EnvSpec
 from fleetfoot.errors import Halted, UserError
 from fleetfoot.guard import GRACE
-from fleetfoot.log import EpisodeStats
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import State
-from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Outcome, Report, Setup
+from fleetfoot.topologies.pql.exchange import WEIGHTS, FlatVersion, Outcome, Setup
+from fleetfoot.topologies.pql.lost_actor import LostActor
 from fleetfoot.topologies.pql.processes import CPU, PROCESSES, Started
 from fleetfoot.topologies.pql.schedule import Round, share_of
 from fleetfoot.topologies.pql.stages import STAGES
@@ -102,29 +101,6 @@ class Call(NamedTuple):
 
     planned: Round
     objects: list[Any]  # references to what it returns
-
-
-class LostActor:
-    """What is saved of an actor that is lost: that whoever goes on begins new episodes."""
-
-    def __init__(self, recipe: Recipe, spec: EnvSpec, vec_steps: int, agent: ActorCritic):
-        """`agent`: of the coordinator, which has what is saved."""
-        self.agent = agent
-        here = replace(spec, device=CPU)
-        self.explorer = recipe.explorer.build(here, seed=recipe.seeds().explorer, device=CPU)
-        self.explorer.skip(vec_steps)
-        self.episodes = EpisodeStats(spec.num_envs, CPU)
-
-    def report(self) -> Report:
-        return Report({}, {}, 0.0)
-
-    def state_dict(self, with_replay: bool) -> State:
-        states = {"explorer": self.explorer.state_dict(), "episodes": self.episodes.state_dict()}
-        return {**states, "env": None}
-
-    def policy_state(self) -> State:
-        state: State = self.agent.policy.state_dict()
-        return state
 
 
 class Processes:
