@@ -55,10 +55,8 @@ def build_env(
     except BaseException as error:
         name = type(config).__name__
         if out_of_memory(error):
-            raise UserError(
-                f"{name} cannot be built: {num_envs:,} environments do not fit in memory; use fewer (--num-envs, or "
-                "--episodes of an evaluation)."
-            ) from error
+            why = f"{num_envs:,} environments do not fit in memory; use fewer (--num-envs, --episodes)"
+            raise UserError(f"{name} cannot be built: {why}.") from error
         raise UserError(f"{name} cannot be built: {one_line(error)}{place(error)}.") from error
     kind = GuardedHalves if isinstance(env, TwoHalves) else Guarded
     return kind(env, seed, timeout)
