@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 Capsys = pytest.CaptureFixture[str]
 RECIPE = "support.trust_recipes:tiny"
 LR = ("--over", "agent.critic_optim.lr=1e-5..1e-3:log")
+LR_END = ("--over", "agent.critic_optim.lr_end=1e-6..1e-4:log")
 GRID = ("--over", "agent.tau=0.05,0.1,0.2", "--over", "num_envs=2,3", "--seeds", "2")
 
 
@@ -154,6 +155,10 @@ def test_switches_and_lists_can_be_swept(capsys: Capsys) -> None:
         (
             ["sweep", "fast_td3/pendulum", *LR, "--search", "optuna", "--folder", "new"],
             "set --agent.critic-optim.lr-end too",
+        ),
+        (
+            ["sweep", "fast_td3/pendulum", *LR, *LR_END, "--search", "optuna", "--folder", "new"],
+            "lr_end is 0.0001, above the 1e-05 where it starts",
         ),
         (["train", RECIPE, "--jobs", "2"], "--jobs is for several --seeds"),
         (["train", RECIPE, "--jobs", "-2", "--seeds", "2"], "--jobs must be 0 or more"),

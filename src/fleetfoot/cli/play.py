@@ -26,7 +26,7 @@ class Options:
     viewer: Literal["browser", "native"] = "browser"
     """native: MuJoCo's own window, if there is a screen."""
     model: Path | None = None
-    """MJCF of a robot that does not come with the package; it needs a site named imu."""
+    """MJCF of a robot that does not come with the package, with the site and the keyframe that it was trained with."""
     ground: Literal["flat", "rough", "heights"] | None = None
     """What a robot of the package walks on; by default the ground that the first policy was trained on."""
     host: str = "127.0.0.1"

@@ -176,8 +176,11 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
     recipes = {key: made.point(settings) for key, settings in named.items()}
     check_same(options.folder, made, options.over)
     if search:  # what cannot work is refused now, and not by a trial hours later
-        made.point(made.ends(0))
-        made.point(made.ends(-1))
+        low, high = made.ends(0), made.ends(-1)
+        # The lowest learning rate beside the highest end of its schedule.
+        rising = low | {path: end for path, end in high.items() if path.endswith(".lr_end")}
+        for ends in (low, high, rising):
+            made.point(ends)
     opened = study.open_study(
         options.folder, recipes, options.seeds, modules_of(name, recipe, imports), named, sweep
     )
