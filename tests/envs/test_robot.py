@@ -8,6 +8,7 @@ import math
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -708,11 +709,32 @@ class Careless(Joystick):
     def begin(self, draw: Draw, before: State | None) -> State:
         state = super().begin(draw, before)
         wrong = {"flat": {"x": draw.uniform(1)[:, 0]}, "taken": {"last_action": draw.uniform(12)}}
+        if self.mistake == "no begin":
+            return None  # type: ignore[return-value]
         return state | wrong.get(self.mistake, {})
+
+    def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
+        wrong = {"no start": None, "one start": qpos, "short start": (qpos[:, :3], qvel)}
+        if self.mistake in wrong:
+            return wrong[self.mistake]  # type: ignore[return-value]
+        return super().start(draw, qpos, qvel)
+
+    def after(self, now: Now) -> State:
+        return None if self.mistake == "no after" else super().after(now)  # type: ignore[return-value]
+
+    def explain(self) -> dict[str, dict[str, object]]:
+        wrong = {"no explain": None, "flat explain": {"gyro": "rad/s"}}
+        return wrong[self.mistake] if self.mistake in wrong else super().explain()  # type: ignore[return-value]
 
     def advance(self, now: Now, draw: Draw) -> State:
         state = super().advance(now, draw)
-        return state | ({"mood": now.qpos[:, :1]} if self.mistake == "unknown" else {})
+        wrong: dict[str, dict[str, Any]] = {
+            "unknown": {"mood": now.qpos[:, :1]},
+            "wide": {"command": now.qpos[:, :5]},
+            "narrow": {"command": now.qpos[:, 0]},
+            "zero": {"command": 0.0},
+        }
+        return state | wrong.get(self.mistake, {})
 
     def observe(self, now: Now) -> dict[str, torch.Tensor]:
         wrong = {
@@ -743,7 +765,17 @@ class Careless(Joystick):
     [
         ("flat", r"begin\(\) of joystick must return \[robots, size\]"),
         ("taken", "'last_action', which is the environment's own"),
+        ("no begin", r"begin\(\) of joystick must return a dictionary of tensors, not a NoneType"),
+        ("no start", r"start\(\) of joystick must return positions and velocities of shapes"),
+        ("one start", r"start\(\) of joystick must return positions and velocities of shapes"),
+        ("short start", r"start\(\) .* of shapes \(1024, 19\) and \(1024, 18\)"),
+        ("no after", r"after\(\) of joystick must return a dictionary of tensors, not a NoneType"),
+        ("no explain", r"explain\(\) of joystick must return a dictionary"),
+        ("flat explain", r"explain\(\) of joystick must return a dictionary"),
         ("unknown", "changes 'mood', which its begin"),
+        ("wide", r"advance\(\) .* return command in the shape .*, \(2, 3\), not \(2, 5\)"),
+        ("narrow", r"advance\(\) .* return command in the shape .*, \(2, 3\), not \(2,\)"),
+        ("zero", r"advance\(\) of joystick must return tensors; command is a float"),
         ("seen", r"observe\(\) of joystick must return \[robots, size\]; height has shape \(2,\)"),
         ("paid", r"reward\(\) of joystick must return terms of shape \[robots\]"),
         ("list", r"observe\(\) of joystick must return a dictionary of tensors, not a list"),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfoot.envs.robot.joints import Joints, servos, targets, units
+from fleetfoot.envs.robot.returns import check_told
 
 if TYPE_CHECKING:
     from fleetfoot.envs.robot.conditions import ConditionsConfig
@@ -77,6 +78,7 @@ def describe_task(
 ) -> dict[str, Any]:
     """Task, control, and observations in their order with `terms` [sizes] and `noise` of each, as JSON values."""
     told = task.explain()
+    check_told(task, told)
     usual = {"source": "sensor", "late": 0, "offset": 0.0, "scale": 1.0}
     return {
         "task": task.name,

@@ -17,6 +17,7 @@ from torch import Tensor
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.robot.joints import at_rest
 from fleetfoot.envs.robot.randomise import Varied
+from fleetfoot.envs.robot.returns import check_start
 from fleetfoot.envs.robot.robot import Array, Built
 from fleetfoot.envs.robot.task import State, Task
 
@@ -90,7 +91,9 @@ def make_starts(robot: Built, task: Task, seed: int, count: int = START_STATES) 
     if robot.free:
         standing[:, 2] += robot.robot.rise  # above all of the ground
     still = torch.zeros(count, int(robot.model.nv), dtype=torch.float64)
-    qpos, qvel = (rows.numpy() for rows in task.start(Draw(keys), standing, still))
+    started = task.start(Draw(keys), standing, still)
+    check_start(task, started, (standing, still))
+    qpos, qvel = (rows.numpy() for rows in started)
     data = mujoco.MjData(robot.model)
     sensor = np.zeros((count, int(robot.model.nsensordata)))
     act = np.zeros((count, int(robot.model.na)))

@@ -38,6 +38,7 @@ from fleetfoot.envs.robot.layout import Layout, StateLayout, check_saved, column
 from fleetfoot.envs.robot.mirror import symmetry
 from fleetfoot.envs.robot.physics import PhysicsConfig
 from fleetfoot.envs.robot.randomise import Randomiser
+from fleetfoot.envs.robot.returns import check_changes, check_columns
 from fleetfoot.envs.robot.robot import Robot
 from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
@@ -123,11 +124,13 @@ class RobotEnv:
         draw = Draw(keys_of(self._key, self._episode, 0))
         draw.uniform(1)
         state = self._state_of(draw, None)
-        self._columns = StateLayout(self.task, state, rows)
+        self._columns = StateLayout(state)
         self._packed = self._columns.pack(state).clone()  # [N, S]
         self._state = self._columns.unpack(self._packed)
         now = self._moment(*self._starts_of(torch.zeros_like(self._key)), state)
         self._layout = layout = Layout(self.task, self.cfg, now, rows)
+        check_changes(self.task, "after", self.task.after(now), state)
+        check_changes(self.task, "advance", self.task.advance(now, draw), state)
         self._frames = layout.frames
         self._buffer = torch.zeros(rows, layout.frames.length, layout.frame_size, device=self._home)
         self._flat = torch.zeros(layout.flat_size(), device=self._home)
@@ -181,10 +184,6 @@ class RobotEnv:
         state = now.state | task.advance(now, draw)
         state |= self._conditions.advance(state, self._action, clock, draw)
         self._step_draws = max(self._step_draws, draw.used)
-        if unknown := state.keys() - self._columns.slices.keys():
-            raise UserError(
-                f"{self.task.name} changes {min(unknown)!r}, which its begin() does not name."
-            )
         reward = reward.masked_fill(exploded, 0.0)
         new_actor, new_critic, packed = actor, critic, self._columns.pack(state)
         if self._on_gpu or bool(ended.any()):  # to ask costs nothing on a CPU
@@ -252,6 +251,7 @@ class RobotEnv:
         varied = self.engine.varied
         ours = self._conditions.begin(draw) | ({} if varied is None else varied.begin(draw))
         theirs = self.task.begin(draw, before)
+        check_columns(self.task, "begin", theirs, len(self._key))
         if taken := ours.keys() & theirs.keys():
             raise UserError(
                 f"begin() of {self.task.name} names {min(taken)!r}, which is the environment's own."

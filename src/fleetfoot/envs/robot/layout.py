@@ -12,6 +12,7 @@ from torch import Tensor
 from fleetfoot.data import Continuous, EnvSpec, Obs
 from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.frames import Frames
+from fleetfoot.envs.robot.returns import check_columns, check_flags, check_rows
 from fleetfoot.envs.robot.task import Now, State, Task
 from fleetfoot.errors import UserError
 
@@ -21,8 +22,7 @@ OURS = ("power", "exploded")  # what every robot tells the log, after what its t
 class StateLayout:
     """The columns of each part of the state."""
 
-    def __init__(self, task: Task, state: State, rows: int) -> None:
-        check_columns(task, "begin", state, rows)
+    def __init__(self, state: State) -> None:
         self.slices: dict[str, slice] = {}
         begin = 0
         for name, value in state.items():
@@ -59,13 +59,13 @@ class Layout:
         self.actor_size = self.frame_size * cfg.history
         self.extra = {name: int(value.shape[1]) for name, value in extra.items()}
         self.extra_size = sum(self.extra.values())
-        _check_flags(task, task.terminated(now), rows)
+        check_flags(task, task.terminated(now), rows)
         paid = task.reward(now, torch.zeros(rows, dtype=torch.bool, device=device))
-        _check_rows(task, "reward", paid, rows)
+        check_rows(task, "reward", paid, rows)
         if not paid:
             raise UserError(f"reward() of {task.name} must return at least one term.")
         info = task.info(now)
-        _check_rows(task, "info", info, rows)
+        check_rows(task, "info", info, rows)
         if taken := info.keys() & OURS:
             raise UserError(
                 f"info() of {task.name} names {min(taken)!r}, which is the environment's own."
@@ -139,46 +139,6 @@ def columns(wanted: NDArray[np.int64], device: torch.device) -> slice | Tensor:
     if (np.diff(wanted) == 1).all():
         return slice(int(wanted[0]), int(wanted[-1]) + 1)
     return torch.from_numpy(wanted).to(device)
-
-
-def check_columns(task: Task, method: str, found: Mapping[str, Tensor], rows: int) -> None:
-    _check_named(task, method, found)
-    for name, value in found.items():
-        if value.ndim != 2 or len(value) != rows:
-            raise UserError(
-                f"{method}() of {task.name} must return [robots, size]; {name} has shape {tuple(value.shape)}."
-            )
-
-
-def _check_rows(task: Task, method: str, found: Mapping[str, Tensor], rows: int) -> None:
-    _check_named(task, method, found)
-    for name, value in found.items():
-        if value.shape != (rows,):
-            raise UserError(
-                f"{method}() of {task.name} must return terms of shape [robots]; {name} has shape {tuple(value.shape)}."
-            )
-
-
-def _check_named(task: Task, method: str, found: object) -> None:
-    if not isinstance(found, Mapping):
-        raise UserError(
-            f"{method}() of {task.name} must return a dictionary of tensors, not a {type(found).__name__}."
-        )
-    for name, value in found.items():
-        if not isinstance(value, Tensor):
-            raise UserError(
-                f"{method}() of {task.name} must return tensors; {name} is a {type(value).__name__}."
-            )
-
-
-def _check_flags(task: Task, found: object, rows: int) -> None:
-    if not isinstance(found, Tensor):
-        got = f"a {type(found).__name__}"
-    elif found.dtype == torch.bool and found.shape == (rows,):
-        return
-    else:
-        got = f"{str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"
-    raise UserError(f"terminated() of {task.name} must return bool of shape [robots], not {got}.")
 
 
 def check_saved(state: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
