@@ -189,7 +189,7 @@ class Randomiser:
 
 
 def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
-    """UserError where a range would have no effect on some joint."""
+    """UserError where a range would change nothing, or a limit that a joint does not have."""
     if cfg.kp is not None and not robot.servo.any():
         raise UserError(
             f"randomise.kp is a factor on the stiffness of position servos, and {robot.robot.name} has none; "
@@ -203,6 +203,18 @@ def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
             f"{joints.names[int(limited.argmin())]!r} of {robot.robot.name} is not limited; give its actuator a "
             "forcerange, or leave strength out."
         )
+    damping = model.actuator_biasprm[:, 2] * ~told_velocity(model)
+    factors = {
+        "kd": ("damping", (model.dof_damping[robot.v], damping)),
+        "joint_friction": ("frictionloss", (model.dof_frictionloss[robot.v],)),
+        "armature": ("armature", (model.dof_armature[robot.v],)),
+    }
+    for name, (attribute, numbers) in factors.items():
+        if getattr(cfg, name) is not None and not np.any(numbers):
+            raise UserError(
+                f"randomise.{name} is a factor on the {attribute} of joints, which is 0 in all of {robot.robot.name}; "
+                f"give them one, or leave {name} out."
+            )
 
 
 class Varied:
