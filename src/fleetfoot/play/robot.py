@@ -135,9 +135,9 @@ class SimulatedRobot:
         if self.built.free:  # above all of the ground, as episodes of training begin
             self.data.qpos[2] += self.robot.rise
         self.data.ctrl[:] = self.built.offset
-        self.data.act[:] = at_rest(self.model, self.built.joints, self.built.qpos)
         for name in GAINS:  # a controller that damps has taken them away
             getattr(self.model, name)[:] = self._nominal[name]
+        self.data.act[:] = at_rest(self.model, self.built.joints, self.built.qpos)
         mujoco.mj_forward(self.model, self.data)
         self._orders.clear()
         self.pull = None
