@@ -127,15 +127,22 @@ def resume_seeds_as(
                 check_sealed(seed_folder, own)
             else:
                 _check_restart(seed_folder, restart or any(begun), delete_checkpoints)
-        if all(multi_seed.is_finished(seed_folder, recipe) for seed_folder in folders):
-            raise _finished(Path(folder), recipe.total_vec_steps)
-        for seed_folder, other in zip(folders, stored, strict=True):
+        newest = [multi_seed.newest_step(seed_folder) for seed_folder in folders]
+        if min(newest) > recipe.total_vec_steps:
+            raise _behind(Path(folder), min(newest), recipe)
+        left = [one for one in folders if not multi_seed.is_finished(one, recipe)]
+        if not left:
+            raise _finished(Path(folder), max(newest))
+        seeds = []
+        for seed_folder, step, other in zip(folders, newest, stored, strict=True):
+            if step > recipe.total_vec_steps:
+                continue  # further than all are to go: it stays as it is
             if not has_checkpoint(seed_folder):
                 clear(seed_folder)
             write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
-        left = [one for one in folders if not multi_seed.is_finished(one, recipe)]
+            seeds.append((other.seed, seed_folder))
         stack.enter_context(recorded(*left))
-        return multi_seed.train(recipe, [other.seed for other in stored], folders)
+        return multi_seed.train(recipe, *zip(*seeds, strict=True))
 
 
 def resume(
@@ -211,6 +218,12 @@ def _finished(folder: Path, step: int) -> UserError:
     )
 
 
+def _behind(folder: Path, step: int, recipe: Recipe) -> UserError:
+    return UserError(
+        f"{folder} is at vec step {step:,} already; --total-vec-steps {recipe.total_vec_steps} is behind it."
+    )
+
+
 def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:
     _check(recipe, ranks)
     if ranks.world > 1:
@@ -239,10 +252,7 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
     itself = getattr(recipe.topology, "loads_replay", False)
     loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
     if loaded.step > recipe.total_vec_steps:
-        raise UserError(
-            f"{run_of(folder)} is at vec step {loaded.step:,} already; --total-vec-steps {recipe.total_vec_steps} is "
-            "behind it."
-        )
+        raise _behind(run_of(folder), loaded.step, recipe)
     if loaded.step == recipe.total_vec_steps and not loaded.state.get("evaluation_owed"):
         raise _finished(run_of(folder), loaded.step)
     before = loaded.state.get("world", 1)

@@ -21,7 +21,7 @@ from fleetfoot.envs.envpool import EnvPoolConfig, EnvPoolTasksConfig
 from fleetfoot.envs.humanoid_bench import HumanoidBenchConfig
 from fleetfoot.envs.tensor import Pendulum, Pendulums, TensorConfig
 from fleetfoot.envs.vec_env import simulated_on_cpu
-from fleetfoot.errors import UserError
+from fleetfoot.errors import Notice, UserError
 from fleetfoot.evaluate import EvaluationConfig
 from fleetfoot.execution.compile import Compiled, compile_steps
 from fleetfoot.explore import AsSampledConfig, EpsilonLadderConfig
@@ -317,6 +317,25 @@ def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Pa
     api.train_seeds(replace(small(), checkpoint=lean, total_vec_steps=20), 2, tmp_path / "two")
     for result in api.resume_seeds(tmp_path / "two", total_vec_steps=30):
         assert result.counters.updates == 2 * (20 - 5) + 2 * (10 - 5)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_seed_that_went_back_to_its_best_loses_no_other_seeds_replay(
+    tmp_path: Path, index: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What went back has no replay, and both are at the same vec step."""
+    folder = tmp_path / "two"
+    recipe = replace(small(), total_vec_steps=20)
+    recipe = replace(recipe, evaluation=replace(recipe.evaluation, every_vec_steps=20))
+    api.train_seeds(recipe, 2, folder)
+    went_back, stayed = [folders.seed_folders(folder)[i] for i in (index, 1 - index)]
+    best = next((went_back / "checkpoints").glob("best-*"))
+    CheckpointConfig().build(best.parent, back_to=best.name)
+    with pytest.warns(Notice, match="it fills again"):
+        results = api.resume_seeds(folder, total_vec_steps=30)
+    assert "some of their checkpoints hold a replay and some do not" in capsys.readouterr().err
+    updates = {result.folder: result.counters.updates for result in results}
+    assert updates == {went_back: 2 * (20 - 5) + 2 * (10 - 5), stayed: 2 * (30 - 5)}
 
 
 @pytest.mark.usefixtures("compiler")

@@ -253,6 +253,20 @@ def test_seeds_that_are_apart_go_on_in_turn(
     assert [result.counters.vec_steps for result in results] == [16, 16]
 
 
+def test_a_seed_that_is_further_than_all_are_to_go_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    api.train_seeds(tiny(total_vec_steps=4), 2, folder)
+    first, second = seed_folders(folder)
+    with pytest.raises(UserError, match=r"two is at vec step 4 already; .* 2 is behind it"):
+        api.resume_seeds(folder, total_vec_steps=2)
+    api.resume(first, total_vec_steps=10)
+    recipe, log = (first / "recipe.json").read_text(), (first / "metrics.jsonl").read_text()
+    results = api.resume_seeds(folder, total_vec_steps=8)
+    assert [(r.folder, r.counters.vec_steps) for r in results] == [(second, 8)]
+    assert (first / "recipe.json").read_text() == recipe
+    assert (first / "metrics.jsonl").read_text() == log
+
+
 def test_what_is_wrong_leaves_no_folder_and_no_torchrun_is_needed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for place, stays in ((tmp_path / "new", False), (tmp_path / "mine", True)):

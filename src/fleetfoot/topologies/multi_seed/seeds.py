@@ -36,11 +36,17 @@ def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path
 
 def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
     """Start every seed, or continue those that are not finished; Ctrl-C saves and stops."""
+    if len(seeds) == 1:
+        return train_in_turn(recipe, seeds, folders)
     saved = [saved_steps(folder) for folder in folders]
     common = max(set.intersection(*map(set, saved)), default=None)
     why = why_not_batched(recipe)
     if why is None and common is None and any(saved):
         why = "they have no checkpoints of the same vec step"
+    if why is None and common is not None:
+        filled = {(steps[common] / "replay.safetensors").exists() for steps in saved}
+        if len(filled) > 1:
+            why = "some of their checkpoints hold a replay and some do not"
     if why is None:
         # Loaded one after the other: each may hold a large replay.
         states = (
@@ -77,6 +83,10 @@ def train_in_turn(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path])
 def saved_steps(folder: Path) -> dict[int, Path]:
     """The checkpoints of a seed, by their vec steps."""
     return checkpoint.steps(folder) if has_checkpoint(folder) else {}
+
+
+def newest_step(folder: Path) -> int:
+    return max(saved_steps(folder), default=0)
 
 
 def is_finished(folder: Path, recipe: Recipe) -> bool:
