@@ -269,9 +269,21 @@ def test_going_back_forgets_what_is_newer_at_once(
     for step, score in ((1, None), (2, 1.0), (3, None)):
         save(checkpoint, step, score)
     state = load(tmp_path / name).to_resume()
-    checkpoint.back_to(state["resumed_from"])
+    CheckpointConfig(keep=3).build(tmp_path, back_to=state["resumed_from"])
     assert load(tmp_path).folder.name == name
     assert names(tmp_path) == left | {"best-000000002", "last.json", "best.json"}
+
+
+def test_a_copy_that_was_put_back_is_gone_on_from(tmp_path: Path) -> None:
+    """No pointer names it."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(save(Checkpoint(folder), 1), tmp_path / "000000001")
+    save(Checkpoint(folder), 2)
+    shutil.copytree(tmp_path / "000000001", folder / "000000001")
+    state = load(folder / "000000001").to_resume()
+    Checkpoint(folder, back_to=state["resumed_from"])
+    assert load(folder).step == 1
+    assert names(folder) == {"000000001", "last.json"}
 
 
 def test_a_copy_under_another_name_is_read_but_not_gone_on_from(tmp_path: Path) -> None:

@@ -57,6 +57,27 @@ def test_a_run_that_went_back_stays_there_when_it_is_killed(
     assert [line["vec_steps"] for line in read_lines(run / "metrics.jsonl")] == [5, 10, 15, 20]
 
 
+def test_a_copy_put_back_in_place_of_a_corrupt_checkpoint_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(tiny(checkpoint=CheckpointConfig(every_vec_steps=10), total_vec_steps=10), run)
+    shutil.copytree(run / "checkpoints" / "000000010", tmp_path / "000000010")
+    api.resume(run, total_vec_steps=20)
+    shutil.copytree(tmp_path / "000000010", run / "checkpoints" / "000000010")
+    (run / "checkpoints" / "000000020" / "state.safetensors").write_bytes(b"")
+
+    def kill(journal: Journal, *_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record_step", kill)
+        with pytest.raises(Killed):
+            api.resume(run / "checkpoints" / "000000010")
+    assert checkpoint.load(run).step == 10
+    assert api.resume(run).finished
+
+
 def test_the_best_that_is_told_is_the_best_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

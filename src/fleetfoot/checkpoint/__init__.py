@@ -66,6 +66,6 @@ class CheckpointConfig:
     def due(self, vec_steps: int) -> bool:
         return self.every_vec_steps > 0 and vec_steps % self.every_vec_steps == 0
 
-    def build(self, folder: Path) -> Checkpoint:
+    def build(self, folder: Path, *, back_to: str = "") -> Checkpoint:
         """`folder` is the run's checkpoints folder; it need not exist yet."""
-        return Checkpoint(folder, replay=self.replay, keep=self.keep)
+        return Checkpoint(folder, replay=self.replay, keep=self.keep, back_to=back_to)

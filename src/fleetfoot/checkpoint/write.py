@@ -42,10 +42,17 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Checkpoint:
-    """Writes the checkpoints of one run. One writer at a time; `load` may read at any moment."""
+    """Writes the checkpoints of one run. One writer at a time; `load` may read at any moment.
 
-    def __init__(self, folder: Path, *, replay: bool = True, keep: int = 1) -> None:
+    `back_to` is the name of the one that the run goes on from: it becomes the last, and newer ones are forgotten.
+    """
+
+    def __init__(
+        self, folder: Path, *, replay: bool = True, keep: int = 1, back_to: str = ""
+    ) -> None:
         self.folder, self.replay, self.keep = Path(folder), replay, keep
+        if back_to:  # first: it may be one that no pointer names, as a copy that somebody put back
+            self._go_back(back_to)
         self._clean()
 
     def save(
@@ -89,17 +96,6 @@ class Checkpoint:
             self._point("best", {"folder": folder.name, "older": [], **about})
         return folder
 
-    def back_to(self, name: str) -> None:
-        """Make this checkpoint the last, perhaps that of the best, and forget what is newer."""
-        last = read_pointer(self.folder, "last")
-        names = [last["folder"], *last["older"]] if last else []
-        if names[:1] != [name] and (self.folder / name).is_dir():
-            step = step_of(name)
-            older = [other for other in names if other != name and step_of(other) <= step]
-            with self._saving():
-                pointer = {"folder": name, "older": older, "step": step, "score": None}
-                self._point("last", pointer)
-
     def keep_only(self, newest: int) -> None:
         """Delete all but the `newest` newest ones, and the best."""
         last = read_pointer(self.folder, "last")
@@ -107,13 +103,29 @@ class Checkpoint:
             with self._saving():
                 self._point("last", {**last, "older": last["older"][: newest - 1]})
 
+    def _go_back(self, name: str) -> None:
+        last = read_pointer(self.folder, "last")
+        names = [last["folder"], *last["older"]] if last else []
+        if names[:1] != [name] and (self.folder / name).is_dir():
+            step = step_of(name)
+            older = [other for other in names if other != name and step_of(other) <= step]
+            with self._refused():
+                pointer = {"folder": name, "older": older, "step": step, "score": None}
+                self._point("last", pointer)
+
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        try:
+        with self._refused():
             plain_folder(self.folder)
             self._clean()
             yield
             self._clean()
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """What the operating system refuses becomes one line."""
+        try:
+            yield
         except OSError as error:
             raise UserError(
                 f"cannot save a checkpoint in {self.folder}: {error.strerror or error}{self._kept()}"

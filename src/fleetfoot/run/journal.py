@@ -87,9 +87,10 @@ class Journal:
         the metrics go besides."""
         if self.ranks.first:
             write_spec(self.folder, spec)
-            self.checkpoint = self.recipe.checkpoint.build(self.folder / "checkpoints")
-            if self.resumed_from:  # before the log forgets what is newer
-                self.checkpoint.back_to(self.resumed_from)
+            # Before the log forgets what is newer than the checkpoint that the run goes on from.
+            self.checkpoint = self.recipe.checkpoint.build(
+                self.folder / "checkpoints", back_to=self.resumed_from
+            )
             cfg = self.recipe.log if console else replace(self.recipe.log, console=False)
             self.log = cfg.build(
                 self.folder,
