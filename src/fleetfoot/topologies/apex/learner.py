@@ -232,4 +232,8 @@ class Learner:
         if "replay" in state:
             self.replay.load_state_dict(state.pop("replay"))  # do not keep it in memory twice
         else:  # it has to fill again first
-            self.pace.hold(self.recipe.pace.warmup_vec_steps)
+            wait = self.recipe.pace.warmup_vec_steps
+            self.pace.hold(wait)
+            self.outbox.items.append(
+                f"the checkpoint holds no replay: it fills again, and learning goes on after {wait:,} vec steps."
+            )
