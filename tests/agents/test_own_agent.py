@@ -126,6 +126,19 @@ def test_a_metric_that_is_no_tensor_is_one_sentence() -> None:
         learner(agent, [make_batch(rows=16)])(1)
 
 
+def test_an_update_that_does_not_count_itself_is_one_sentence() -> None:
+    class Careless(OwnTD3):
+        def update(self, batch: Batch) -> Any:
+            before = self.updates
+            result = super().update(batch)
+            self.updates = before
+            return result
+
+    agent = Careless(OwnTD3Config(), make_spec(), 0, CPU)
+    with pytest.raises(UserError, match=r"Careless\.update must add 1 to its `updates`"):
+        learner(agent, [make_batch(rows=16)])(1)
+
+
 class Rollout:
     """A memory for on-policy learning: T vec steps, handed to `update` as one batch, and then the next ones."""
 

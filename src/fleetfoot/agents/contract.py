@@ -1,8 +1,8 @@
 """What the rest of the library asks of an agent. Nothing here computes; `docs/architecture.md` explains it at length.
 
 required     `Agent`: two networks, `observe`, `update`, a counter and a state. Enough to train anywhere, eagerly.
-for speed    `compiled_methods` and `periods`, which say what may be compiled and what may be recorded as CUDA
-             graphs. Without them an agent runs eagerly, and the learner says so in one line.
+for speed    `compiled_methods`, `compiled_steps` and `periods`, which say what may be compiled and what may be
+             recorded as CUDA graphs. Without them an agent runs eagerly, and the learner says so in one line.
 offered      protocols with more methods, each of which one topology or feature needs: two learners, a parameter
              server, initial priorities, diagnosis, a memory of its own. A function `as_...` gives the agent back
              with that type, or raises a `UserError` of one sentence.
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fleetfoot.agents.state import Stateful
 from fleetfoot.data import Batch, EnvSpec, Obs, Transition, UpdateResult
 from fleetfoot.errors import UserError
 from fleetfoot.nn.network import Network
@@ -234,7 +235,7 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     for signature in REQUIRED_METHODS:
         if not callable(getattr(agent, signature.partition("(")[0], None)):
             raise UserError(f"{name} needs a method {signature}.")
-    if "policy" not in agent.state_dict():
+    if not _saves_policy(agent):
         raise UserError(f'{name}.state_dict() must have an entry "policy", policy.state_dict().')
     compiled_methods(agent)
     compiled_steps(agent)
@@ -244,6 +245,13 @@ def check_agent(agent: Any, cfg: AgentConfig) -> Agent:
     if traits(cfg).gives_initial_priorities:
         as_prioritising(agent)
     return cast(Agent, agent)
+
+
+def _saves_policy(agent: Any) -> bool:
+    """By the names of its parts where they are known: their state would make optimisers, which only learners need."""
+    if isinstance(agent, Stateful) and type(agent).state_dict is Stateful.state_dict:
+        return "policy" in agent.stateful_parts()
+    return "policy" in agent.state_dict()
 
 
 def _check_no_batch_norms(agent: Any) -> None:

@@ -17,16 +17,17 @@ class Stateful:
     """Attributes that are plain numbers."""
 
     def state_dict(self) -> dict[str, Any]:
-        state = {name: part.state_dict() for name, part in self._stateful_parts().items()}
+        state = {name: part.state_dict() for name, part in self.stateful_parts().items()}
         return state | {name: getattr(self, name) for name in self.counter_attrs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._stateful_parts().items():
+        for name, part in self.stateful_parts().items():
             part.load_state_dict(state[name])
         for name in self.counter_attrs:
             setattr(self, name, state[name])
 
-    def _stateful_parts(self) -> dict[str, Any]:
+    def stateful_parts(self) -> dict[str, Any]:
+        """What `state_attrs` names, each object once."""
         parts: dict[str, Any] = {}
         for name in self.state_attrs:
             if not hasattr(self, name):
