@@ -119,7 +119,7 @@ class Made:
         whole = self.whole()
         ends = {axis.path: (axis.low, axis.high)[which] for axis in self.axes if axis.is_range}
         texts = {path: f"{end:.0f}" if path in whole else repr(end) for path, end in ends.items()}
-        return texts | {a.path: a.values[which] for a in self.axes if not a.is_range}
+        return texts | {a.path: ordered(a.values)[which] for a in self.axes if not a.is_range}
 
     def words(self, path: str, value: str) -> list[str]:
         """A value as it would stand on the command line."""
@@ -136,6 +136,14 @@ class Made:
         hints = dict(flags_of(self.base))
         paths = [axis.path for axis in self.axes]
         return frozenset(path for path in paths if hints.get(f"--{path.replace('_', '-')}") is int)
+
+
+def ordered(values: Sequence[str]) -> Sequence[str]:
+    """Numbers from the lowest to the highest; other values as they are."""
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return values
 
 
 def split(path: str, value: str) -> list[str]:
@@ -179,8 +187,9 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
         low, high = made.ends(0), made.ends(-1)
         # The lowest learning rate beside the highest end of its schedule.
         rising = low | {path: end for path, end in high.items() if path.endswith(".lr_end")}
-        for ends in (low, high, rising):
-            made.point(ends)
+        between = [low | {a.path: value} for a in axes if not a.is_range for value in a.values]
+        for settings in (low, high, rising, *between):
+            made.point(settings)
     opened = study.open_study(
         options.folder, recipes, options.seeds, modules_of(name, recipe, imports), named, sweep
     )
