@@ -94,12 +94,14 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                         **ENCODERS[path.suffix.lower()],
                     )
                     _start(writer)
-                writer.send(picture)
+                _send(writer, picture, path)
             if writer is None:
                 raise UserError("a video needs at least one frame.")
         finally:
             if writer is not None:
                 writer.close()
+        if not hidden.stat().st_size:  # nothing else tells that ffmpeg failed at the end
+            raise UserError(f"cannot write {path}: ffmpeg wrote nothing; is the disk full?")
     return path
 
 
@@ -123,6 +125,15 @@ def _start(writer: Generator[None, Any, None]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
         writer.send(None)
+
+
+def _send(writer: Generator[None, Any, None], picture: Frame, path: Path) -> None:
+    try:
+        writer.send(picture)
+    except OSError as error:  # of many lines, with the whole command
+        raise UserError(
+            f"cannot write {path}: ffmpeg ended before the film did; is the disk full?"
+        ) from error
 
 
 def _even(frame: Frame) -> Frame:
