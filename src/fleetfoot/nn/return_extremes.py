@@ -77,7 +77,7 @@ class ReturnExtremes(nn.Module):
         """Rewards [B] (or folded returns) in the units that the critic learns, with the temperature as it is now."""
         largest = self.largest[0] if task is None else self.largest[task]
         scale = largest + alpha * self.margin
-        return torch.where(scale > 0.0, reward * self.v_max / scale, 0.0)
+        return torch.where(scale == 0.0, 0.0, reward * self.v_max / scale)
 
 
 def discounted_sums(x: Tensor, gamma: float) -> Tensor:

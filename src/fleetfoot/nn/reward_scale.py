@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.data import EnvSpec
+from fleetfoot.errors import UserError
 from fleetfoot.ops import categorical
 
 Bound = float | Literal["auto"]
@@ -44,6 +45,11 @@ class RewardScale(nn.Module):
     @staticmethod
     def into(v_min: float, v_max: float, spec: EnvSpec, gamma: float) -> RewardScale:
         """Of one set of environments, for critics whose values lie between the two bounds."""
+        if not gamma < 1.0:
+            raise UserError(
+                "rewards that are scaled by the returns need a gamma below 1: episodes that a time limit ends count as "
+                "going on forever."
+            )
         g_max = min(abs(v_min), abs(v_max))
         return RewardScale(spec.num_envs, max(1, len(spec.tasks)), gamma, g_max)
 
