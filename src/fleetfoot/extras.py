@@ -77,7 +77,7 @@ def installed(one: Requirement) -> str | None:
 def program(name: str) -> str:
     """How to call an installed command from here: by name, or by path where the name means nothing or another one."""
     beside, meant = Path(sys.executable).parent / name, shutil.which(name)
-    if not beside.exists() or (meant and Path(meant).parent == beside.parent):
+    if not beside.exists() or (meant and os.path.samefile(meant, beside)):  # perhaps through a link
         return name
     return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 

@@ -98,8 +98,8 @@ def _parse(
     filled, unknown = parsed
     if unknown:
         raise UserError(
-            f"unexpected argument {unknown[0]!r}; a recipe or a run comes first, and then options, which start "
-            f"with -- (see {prog} --help)."
+            f"unexpected argument {unknown[0]!r}: names come before options, and options start with -- "
+            f"(see {prog} --help)."
         )
     return filled
 

@@ -227,8 +227,10 @@ def _load(module: str) -> Any:
             importlib.import_module("warp").config.log_level = logging.WARNING
         return importlib.import_module(module)
     except ImportError as error:
-        # Where it is installed, a part of it or a package that it needs is missing.
-        if importlib.util.find_spec("mjlab") is not None:
+        # Where it is installed, a part of it or a package that it needs is missing. A folder of that name has no
+        # origin.
+        spec = importlib.util.find_spec("mjlab")
+        if spec is not None and spec.origin is not None:
             raise UserError(
                 f"mjlab cannot be imported: {' '.join(str(error).split())}. "
                 "Give mjlab 1.6 a separate Python environment (docs/environments/mjlab.md)."
