@@ -25,6 +25,7 @@ from fleetfoot.guard import build_env
 from fleetfoot.policy import TrainedPolicy
 from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import (
+    beyond,
     check_changes,
     check_sealed,
     clear,
@@ -127,22 +128,17 @@ def resume_seeds_as(
                 check_sealed(seed_folder, own)
             else:
                 _check_restart(seed_folder, restart or any(begun), delete_checkpoints)
-        newest = [multi_seed.newest_step(seed_folder) for seed_folder in folders]
-        if min(newest) > recipe.total_vec_steps:
-            raise _behind(Path(folder), min(newest), recipe)
-        left = [one for one in folders if not multi_seed.is_finished(one, recipe)]
+        going_on = multi_seed.not_beyond(folders, recipe.total_vec_steps)
+        left = [one for one in going_on if not multi_seed.is_finished(one, recipe)]
         if not left:
-            raise _finished(Path(folder), max(newest))
-        seeds = []
-        for seed_folder, step, other in zip(folders, newest, stored, strict=True):
-            if step > recipe.total_vec_steps:
-                continue  # further than all are to go: it stays as it is
+            raise _finished(Path(folder), recipe.total_vec_steps)
+        seeds = [other.seed for one, other in zip(folders, stored, strict=True) if one in going_on]
+        for seed, seed_folder in zip(seeds, going_on, strict=True):
             if not has_checkpoint(seed_folder):
                 clear(seed_folder)
-            write_recipe(seed_folder, dataclasses.replace(recipe, seed=other.seed))
-            seeds.append((other.seed, seed_folder))
+            write_recipe(seed_folder, dataclasses.replace(recipe, seed=seed))
         stack.enter_context(recorded(*left))
-        return multi_seed.train(recipe, *zip(*seeds, strict=True))
+        return multi_seed.train(recipe, seeds, going_on)
 
 
 def resume(
@@ -218,12 +214,6 @@ def _finished(folder: Path, step: int) -> UserError:
     )
 
 
-def _behind(folder: Path, step: int, recipe: Recipe) -> UserError:
-    return UserError(
-        f"{folder} is at vec step {step:,} already; --total-vec-steps {recipe.total_vec_steps} is behind it."
-    )
-
-
 def _check_seeds(recipe: Recipe, ranks: Ranks) -> None:
     _check(recipe, ranks)
     if ranks.world > 1:
@@ -252,7 +242,7 @@ def _last_state(folder: Path | str, recipe: Recipe, ranks: Ranks) -> dict[str, A
     itself = getattr(recipe.topology, "loads_replay", False)
     loaded = checkpoint.load(folder, which="last", rank=ranks.rank, with_replay=not itself)
     if loaded.step > recipe.total_vec_steps:
-        raise _behind(run_of(folder), loaded.step, recipe)
+        raise beyond(run_of(folder), loaded.step, recipe.total_vec_steps)
     if loaded.step == recipe.total_vec_steps and not loaded.state.get("evaluation_owed"):
         raise _finished(run_of(folder), loaded.step)
     before = loaded.state.get("world", 1)

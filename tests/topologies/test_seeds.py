@@ -14,6 +14,7 @@ from fleetfoot import api, checkpoint, recipes
 from fleetfoot.agents.bro import BROConfig
 from fleetfoot.agents.dac import DACConfig
 from fleetfoot.agents.fast_sac import FastSACConfig
+from fleetfoot.agents.ppo import PPOConfig
 from fleetfoot.agents.sac import ResetsConfig, SACConfig
 from fleetfoot.checkpoint import CheckpointConfig
 from fleetfoot.cli.main import dispatch
@@ -35,6 +36,7 @@ from fleetfoot.optim import AdamConfig, AdamWConfig, LocalStepper
 from fleetfoot.pace import PaceConfig
 from fleetfoot.recipe import Recipe
 from fleetfoot.replay.replay import ReplayConfig
+from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.run import folder as folders
 from fleetfoot.run.interrupt import Interrupt
 from fleetfoot.run.journal import Journal, Subject
@@ -319,23 +321,102 @@ def test_without_their_replay_seeds_that_go_on_fill_a_new_one_first(tmp_path: Pa
         assert result.counters.updates == 2 * (20 - 5) + 2 * (10 - 5)
 
 
+def go_back(run: Path) -> None:
+    """To the best checkpoint, which has no replay."""
+    best = next((run / "checkpoints").glob("best-*"))
+    CheckpointConfig().build(best.parent, back_to=best.name)
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_seed_that_went_back_to_its_best_loses_no_other_seeds_replay(
     tmp_path: Path, index: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What went back has no replay, and both are at the same vec step."""
+    """At the same vec step they have not made as many updates, and later their replays are not equally full."""
     folder = tmp_path / "two"
     recipe = replace(small(), total_vec_steps=20)
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, every_vec_steps=20))
     api.train_seeds(recipe, 2, folder)
     went_back, stayed = [folders.seed_folders(folder)[i] for i in (index, 1 - index)]
-    best = next((went_back / "checkpoints").glob("best-*"))
-    CheckpointConfig().build(best.parent, back_to=best.name)
+    go_back(went_back)
     with pytest.warns(Notice, match="it fills again"):
-        results = api.resume_seeds(folder, total_vec_steps=30)
-    assert "some of their checkpoints hold a replay and some do not" in capsys.readouterr().err
+        api.resume_seeds(folder, total_vec_steps=30)
+    results = api.resume_seeds(folder, total_vec_steps=40)
+    assert capsys.readouterr().err.count("other: they have not made as many updates") == 2
     updates = {result.folder: result.counters.updates for result in results}
-    assert updates == {went_back: 2 * (20 - 5) + 2 * (10 - 5), stayed: 2 * (30 - 5)}
+    assert updates == {went_back: 2 * (20 - 5) + 2 * (20 - 5), stayed: 2 * (40 - 5)}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_rollouts_that_are_not_equally_long_are_not_filled_together(
+    tmp_path: Path, index: int
+) -> None:
+    base = recipes.get("ppo/pendulum")
+    assert isinstance(base.agent, PPOConfig)
+    recipe = replace(
+        base,
+        agent=replace(base.agent, epochs=2, minibatches=4, policy_optim=AdamConfig(lr=1e-3)),
+        replay=RolloutConfig(length=8),
+        pace=PaceConfig(updates_per_vec_step=1 / 8, warmup_vec_steps=0),
+        batch_size=32,
+        evaluation=EvaluationConfig(every_vec_steps=20, episodes=2, max_vec_steps=10),
+        checkpoint=CheckpointConfig(every_vec_steps=20),
+        log=LogConfig(console=False, tensorboard=False),
+        num_envs=4,
+        threads=1,
+        total_vec_steps=20,
+    )
+    api.train_seeds(recipe, 2, tmp_path / "two")
+    went_back, stayed = [folders.seed_folders(tmp_path / "two")[i] for i in (index, 1 - index)]
+    go_back(went_back)
+    api.resume_seeds(tmp_path / "two", total_vec_steps=30)
+    api.resume_seeds(tmp_path / "two", total_vec_steps=40)
+    seed = 1 - index
+    api.train(replace(recipe, seed=seed, total_vec_steps=40), tmp_path / "alone")
+    for name, value in checkpoint.load(tmp_path / "alone").state["agent"]["policy"].items():
+        other = checkpoint.load(stayed).state["agent"]["policy"][name]
+        torch.testing.assert_close(other, value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_seed_that_cannot_be_loaded_costs_the_others_nothing(tmp_path: Path) -> None:
+    """The first one is ahead of it, by what was saved before a kill."""
+    folder = tmp_path / "two"
+    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10, keep=5))
+    api.train_seeds(replace(recipe, total_vec_steps=20), 2, folder)
+    ahead, damaged = folders.seed_folders(folder)
+    CheckpointConfig(keep=5).build(damaged / "checkpoints", back_to="000000010")
+    path = damaged / "checkpoints" / "000000010" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    kept, log = checkpoint.steps(ahead), (ahead / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match="it is truncated"):
+        api.resume_seeds(folder, total_vec_steps=30)
+    assert checkpoint.steps(ahead) == kept
+    assert all(path.is_dir() for path in kept.values())
+    assert (ahead / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_seed_that_was_continued_alone_keeps_what_it_learned(tmp_path: Path) -> None:
+    """Although it still has a checkpoint of the vec step where the others are."""
+    folder = tmp_path / "two"
+    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10, keep=5))
+    api.train_seeds(replace(recipe, total_vec_steps=10), 2, folder)
+    first, second = folders.seed_folders(folder)
+    api.resume(first, total_vec_steps=40)
+    for total in (20, 40):  # further than the others are to go, and finished
+        results = api.resume_seeds(folder, total_vec_steps=total)
+        assert [(r.folder, r.counters.vec_steps) for r in results] == [(second, total)]
+    assert checkpoint.load(first).step == 40
+
+
+def test_seeds_of_which_one_is_further_go_on_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "two"
+    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10, keep=5))
+    api.train_seeds(replace(recipe, total_vec_steps=10), 2, folder)
+    api.resume(folders.seed_folders(folder)[0], total_vec_steps=30)
+    capsys.readouterr()
+    assert len(api.resume_seeds(folder, total_vec_steps=40)) == 2
+    assert "other: some of them are further than others" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("compiler")

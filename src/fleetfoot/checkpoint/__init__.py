@@ -23,7 +23,7 @@ from fleetfoot.checkpoint.fit import check_collector_fits, check_counts, check_f
 from fleetfoot.checkpoint.read import (
     Loaded,
     load,
-    plain_entry,
+    plain_values,
     sealed_recipe,
     steps,
     whole_beside,
@@ -41,7 +41,7 @@ __all__ = [
     "check_fits",
     "load",
     "pack",
-    "plain_entry",
+    "plain_values",
     "sealed_recipe",
     "steps",
     "unpack",

@@ -41,7 +41,7 @@ class Loaded:
     def to_resume(self) -> dict[str, Any]:
         """The state, and what a run that goes on from here must know of its folder: the checkpoint's own name, and the
         return of the best policy there, which may be of later than this state."""
-        folder = self.folder.resolve()
+        folder = Path(os.path.abspath(self.folder))  # links stay: their names are the run's
         if not FOLDER_NAME.fullmatch(folder.name):
             raise UserError(
                 f"a run goes on only from a folder with the name that it had; rename {folder} to {self.step:09d}."
@@ -89,14 +89,23 @@ def step_of(name: str) -> int:
     return int(name.removeprefix("best-").split("-")[0])
 
 
-def plain_entry(folder: Path, name: str) -> bool | int | float | str | None:
-    """One entry of the state in a checkpoint folder, without reading any tensor; None where it is no plain value."""
-    match _about(folder)["trees"]["state"]:
+def plain_values(folder: Path, tree: str = "state") -> dict[str, Any]:
+    """What one part of a checkpoint holds beside tensors, which are not read; empty where it has no such part."""
+    found = _plain(_about(folder)["trees"].get(tree))
+    return found if isinstance(found, dict) else {}
+
+
+def _plain(node: Json) -> Any:
+    match node:
         case {"dict": list(pairs)}:
-            for pair in pairs:
-                match pair:
-                    case [str(key), bool() | int() | float() | str() as value] if key == name:
-                        return value
+            values = {
+                pair[0]: _plain(pair[1])
+                for pair in pairs
+                if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+            }
+            return {key: value for key, value in values.items() if value is not None}
+        case bool() | int() | float() | str():
+            return node
     return None
 
 

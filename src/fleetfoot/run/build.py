@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -250,7 +250,17 @@ def announced(what: str, after: float = PATIENCE) -> Iterator[threading.Timer]:
 
 
 @contextmanager
-def open_run(
+def open_run(recipe: Recipe, folder: Path, state: State | None) -> Iterator[tuple[Journal, Parts]]:
+    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end."""
+    with built_run(recipe, folder, state) as (journal, parts):
+        with journal.ranks.raise_together():
+            journal.open(parts.env.spec, resumed=state is not None)
+        with closing(journal):
+            yield journal, parts
+
+
+@contextmanager
+def built_run(
     recipe: Recipe,
     folder: Path,
     state: State | None,
@@ -259,10 +269,9 @@ def open_run(
     check: Callable[[Parts], None] | None = None,
     **options: Any,
 ) -> Iterator[tuple[Journal, Parts]]:
-    """A run in this process, from the start or from the `state` of a checkpoint; closed at the end.
+    """The same before its journal is opened: until then nothing in the folder changes.
 
-    `console`: False where another run prints; `check`: may refuse the parts before anything in the folder changes;
-    `options` are those of `build_parts`.
+    `console`: False where another run prints; `check`: may refuse the parts; `options` are those of `build_parts`.
     """
     ranks = current_ranks()
     with ExitStack() as stack:
@@ -288,6 +297,4 @@ def open_run(
                 parts.evaluator = Evaluator(
                     recipe.env, recipe.evaluation, seed, parts.device, recipe.env_timeout
                 )
-            journal.open(parts.env.spec, resumed=state is not None, console=console)
-            stack.callback(journal.close)
         yield journal, parts

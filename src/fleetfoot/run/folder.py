@@ -130,6 +130,12 @@ def learned_anything(folder: Path) -> bool:
     return has_checkpoint(folder) or _has_content(folder / "metrics.jsonl")
 
 
+def beyond(folder: Path, step: int, total_vec_steps: int) -> UserError:
+    return UserError(
+        f"{folder} is at vec step {step:,} already; --total-vec-steps {total_vec_steps} is behind it."
+    )
+
+
 def is_checkpoint(folder: Path | str) -> bool:
     """Is this one checkpoint of a run?"""
     return run_of(folder) != Path(folder)
@@ -250,7 +256,8 @@ def new_run(folder: Path, recipe: Recipe) -> Iterator[None]:
                 with contextlib.suppress(UserError):  # the first error counts
                     clear(folder, "recipe.json", "spec.json", "provenance.json", ".lock")
                 if is_new:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    with contextlib.suppress(OSError):  # without its lock it may be another's now
+                        folder.rmdir()
             raise
 
 

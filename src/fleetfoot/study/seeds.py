@@ -27,7 +27,7 @@ from fleetfoot.study.progress import Progress
 from fleetfoot.study.runner import Runner, default_workers, workers_in_memory
 from fleetfoot.system import usable_cores
 from fleetfoot.topologies.multi_seed.loop import why_not_batched
-from fleetfoot.topologies.multi_seed.seeds import make_folders, newest_step
+from fleetfoot.topologies.multi_seed.seeds import make_folders, not_beyond
 
 
 def wants_processes(recipe: Recipe) -> bool:
@@ -66,11 +66,9 @@ def resume_seeds(
         runs = [(run, read_recipe(run)) for run in seed_folders(place)]
         if changed is not None:
             check_changes(runs[0][1], changed)
+            going_on = not_beyond([run for run, _ in runs], changed.total_vec_steps)
             runs = [
-                (run, before)  # one that is further stays as it is
-                if newest_step(run) > changed.total_vec_steps
-                else (run, replace(changed, seed=before.seed))
-                for run, before in runs
+                (run, replace(changed, seed=before.seed)) for run, before in runs if run in going_on
             ]
             for run, recipe in runs:
                 write_recipe(run, recipe)

@@ -25,7 +25,7 @@ from fleetfoot.recipe import Recipe, Result
 from fleetfoot.replay.replay import ReplayConfig
 from fleetfoot.replay.rollouts import RolloutConfig
 from fleetfoot.replay.samplers import UniformConfig
-from fleetfoot.run.build import Parts, open_run
+from fleetfoot.run.build import Parts, built_run
 from fleetfoot.run.journal import Journal, State
 from fleetfoot.topologies.multi_seed.env import ConcatVecEnv
 from fleetfoot.topologies.multi_seed.explorer import MultiSeedExplorer
@@ -75,11 +75,16 @@ def train_batched(
     if simulated_on_cpu(recipe.env):  # what all seeds see then travels to the device at once
         options["env_device"] = torch.device("cpu")
     with ExitStack() as runs:
-        opened: list[tuple[Journal, Parts]] = []
+        built: list[tuple[Journal, Parts]] = []
         for seed, folder, state in zip(seeds, folders, states, strict=True):
-            run = open_run(replace(recipe, seed=seed), folder, state, console=not opened, **options)
-            opened.append(runs.enter_context(run))
-        journal, parts = as_one(recipe, opened)
+            resumed = state is not None
+            run = built_run(replace(recipe, seed=seed), folder, state, console=not built, **options)
+            built.append(runs.enter_context(run))
+        for journal, parts in built:  # only now: a seed that cannot go on costs the others nothing
+            first = journal is built[0][0]
+            journal.open(parts.env.spec, resumed=resumed, console=first)
+            runs.callback(journal.close)
+        journal, parts = as_one(recipe, built)
         cast(TrainsParts, recipe.topology).train(journal, parts)
         return journal.results()
 

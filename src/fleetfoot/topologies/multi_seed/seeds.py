@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fleetfoot import checkpoint
 from fleetfoot.errors import UserError, writing
 from fleetfoot.recipe import Recipe, Result
-from fleetfoot.run.folder import clear, has_checkpoint, write_recipe
+from fleetfoot.run.folder import beyond, clear, has_checkpoint, write_recipe
 from fleetfoot.topologies.multi_seed.loop import NotBatched, train_batched, why_not_batched
 
 
@@ -36,17 +37,13 @@ def make_folders(place: Path, recipe: Recipe, seeds: Sequence[int]) -> list[Path
 
 def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
     """Start every seed, or continue those that are not finished; Ctrl-C saves and stops."""
-    if len(seeds) == 1:
+    left = [pair for pair in zip(seeds, folders, strict=True) if not is_finished(pair[1], recipe)]
+    seeds, folders = [seed for seed, _ in left], [folder for _, folder in left]
+    if len(seeds) < 2:
         return train_in_turn(recipe, seeds, folders)
     saved = [saved_steps(folder) for folder in folders]
     common = max(set.intersection(*map(set, saved)), default=None)
-    why = why_not_batched(recipe)
-    if why is None and common is None and any(saved):
-        why = "they have no checkpoints of the same vec step"
-    if why is None and common is not None:
-        filled = {(steps[common] / "replay.safetensors").exists() for steps in saved}
-        if len(filled) > 1:
-            why = "some of their checkpoints hold a replay and some do not"
+    why = why_not_batched(recipe) or _why_apart(saved, common)
     if why is None:
         # Loaded one after the other: each may hold a large replay.
         states = (
@@ -62,12 +59,10 @@ def train(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list
 
 
 def train_in_turn(recipe: Recipe, seeds: Sequence[int], folders: Sequence[Path]) -> list[Result]:
-    """One seed after the other, each exactly as alone. Those that are finished are left alone."""
+    """One seed after the other, each exactly as alone."""
     results: list[Result] = []
     with_replay = not getattr(recipe.topology, "loads_replay", False)
     for number, (seed, folder) in enumerate(zip(seeds, folders, strict=True), start=1):
-        if is_finished(folder, recipe):
-            continue
         tell(f"seed {seed}, {number} of {len(seeds)}")
         state = None
         if has_checkpoint(folder):
@@ -85,8 +80,33 @@ def saved_steps(folder: Path) -> dict[int, Path]:
     return checkpoint.steps(folder) if has_checkpoint(folder) else {}
 
 
-def newest_step(folder: Path) -> int:
-    return max(saved_steps(folder), default=0)
+def _why_apart(saved: Sequence[dict[int, Path]], common: int | None) -> str | None:
+    """Why seeds with these checkpoints do not go on together from `common`; None: they do."""
+    if common is None:
+        return "they have no checkpoints of the same vec step" if any(saved) else None
+    # A kill leaves some of them one save ahead; who is further was continued alone, and loses nothing.
+    if any(sum(step > common for step in steps) > 1 for steps in saved):
+        return "some of them are further than others"
+    if len({_counts(steps[common]) for steps in saved}) > 1:
+        return "they have not made as many updates, or do not hold as many rows in their replays"
+    return None
+
+
+def _counts(folder: Path) -> tuple[Any, ...]:
+    """What is one number for all seeds that are trained together: of their updates, and of what they have stored."""
+    state, replay = checkpoint.plain_values(folder), checkpoint.plain_values(folder, "replay")
+    counts = [state.get(name) for name in ("updates", "owed", "world")]
+    pace, ring = state.get("pace", {}), replay.get("ring", replay)
+    stored = [ring.get(name) for name in ("size", "written", "filled")]
+    return (*counts, *sorted(pace.items()), *stored)
+
+
+def not_beyond(folders: Sequence[Path], total_vec_steps: int) -> list[Path]:
+    """Those that have not gone further; the others stay as they are. UserError where all have gone further."""
+    newest = {folder: max(saved_steps(folder), default=0) for folder in folders}
+    if min(newest.values()) > total_vec_steps:
+        raise beyond(folders[0].parent, min(newest.values()), total_vec_steps)
+    return [folder for folder in folders if newest[folder] <= total_vec_steps]
 
 
 def is_finished(folder: Path, recipe: Recipe) -> bool:
@@ -96,7 +116,7 @@ def is_finished(folder: Path, recipe: Recipe) -> bool:
     if last < recipe.total_vec_steps:
         return False
     try:
-        return not checkpoint.plain_entry(saved[last], "evaluation_owed")
+        return not checkpoint.plain_values(saved[last]).get("evaluation_owed")
     except UserError:  # damaged: whoever goes on with it says so
         return False
 
