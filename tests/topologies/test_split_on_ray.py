@@ -351,16 +351,19 @@ def test_learners_that_are_well_are_saved_when_the_actor_is_given_up(
     assert again.counters.updates == 8 * (50 - 32)
 
 
+@pytest.mark.parametrize("free", [False, True])
 def test_ctrl_c_ends_a_run_whose_environment_hangs_and_the_learners_are_saved(
-    ray: Any, tmp_path: Path, looking: Looking, monkeypatch: pytest.MonkeyPatch
+    ray: Any, tmp_path: Path, looking: Looking, monkeypatch: pytest.MonkeyPatch, free: bool
 ) -> None:
+    """Also where the learners go on learning meanwhile."""
     monkeypatch.setattr("fleetfoot.topologies.pql.on_ray.GRACE", 0.0)
     looking.when(40, lambda: os.kill(os.getpid(), signal.SIGINT), updates=8 * (40 - 32))
     env = SkewedEnvConfig(waits_at=41, marker=str(tmp_path / "never"))
-    result = train(pql(env=env, log=RARELY), tmp_path / "run")
+    result = train(pql(topology=on_ray(free=free), env=env, log=RARELY), tmp_path / "run")
     assert not result.finished
     assert assert_at_a_common_point(tmp_path / "run", result)["vec_steps"] == 40
-    assert result.counters.updates == 8 * (40 - 32)
+    if not free:
+        assert result.counters.updates == 8 * (40 - 32)
 
 
 @pytest.mark.parametrize(("stage", "raised"), [("actor", Halted), ("critic", KeyboardInterrupt)])

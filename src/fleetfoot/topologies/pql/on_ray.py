@@ -12,6 +12,7 @@ checkpoint has no replay, the memories fill for a warm-up before anybody learns,
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -189,14 +190,16 @@ class Processes:
         return Call(planned, call.remote(planned.order(), numbers, *weights, *parts))
 
     def wait_until(self, done: Callable[[], bool]) -> None:
-        silent = 0.0  # seconds since Ctrl-C in which nothing was finished
+        heard = time.monotonic()  # of the actor
         while not done():
             first = {calls[0].objects[0]: stage for stage, calls in self.calls.items() if calls}
             ready, _ = self.ray.wait(list(first), num_returns=len(first), timeout=0)
             if not ready:
                 ready, _ = self.ray.wait(list(first), num_returns=1, timeout=WAIT_SECONDS)
-            silent = silent + WAIT_SECONDS if self.interrupt.asked and not ready else 0.0
-            if silent > GRACE and self.calls["actor"]:
+            answered = any(first[ref] == "actor" for ref in ready)
+            if answered or not self.calls["actor"] or not self.interrupt.asked:
+                heard = time.monotonic()
+            elif (silent := time.monotonic() - heard) > GRACE:
                 self.failing = "actor"
                 raise Halted(f"the actor has not answered for {silent:.0f} s")
             for ref in ready:
