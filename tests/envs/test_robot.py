@@ -308,9 +308,52 @@ def test_an_actuator_with_a_gear_is_told_what_its_joint_does(
     assert abs(other.qpos[0]) > 1e-3
 
 
-def test_a_gear_of_an_actuator_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(UserError, match="actuator 'm' has a gear of 2, which works with a"):
-        arm('<general name="m" joint="j" gaintype="affine" gainprm="1 1" gear="2"/>')
+@pytest.mark.parametrize(
+    "actuator",
+    [
+        'general joint="j" gaintype="affine" gainprm="1 1"',
+        'dcmotor joint="j" motorconst="0.05" resistance="1.5"',
+        'damper joint="j" kv="2" ctrlrange="0 1"',
+    ],
+)
+def test_a_gear_of_an_actuator_that_is_not_linear_stays(actuator: str) -> None:
+    geared = f'<{actuator} gear="3"/>'
+    env = arm(geared)
+    assert env.describe()["joints"][0]["unit"] is None
+    assert env.task.gear.tolist() == [3.0]  # so that the power is that of the joint
+    theirs = mujoco.MjModel.from_xml_string(
+        ARM.format(actuator=geared, joint="", home=0.0, integrator="Euler")
+    )
+    for field in ("gear", "gainprm", "biasprm", "ctrlrange", "forcerange"):
+        np.testing.assert_array_equal(
+            getattr(env.built.model, f"actuator_{field}"), getattr(theirs, f"actuator_{field}")
+        )
+
+
+def test_actuators_that_no_restart_could_set_and_that_move_nothing_are_refused() -> None:
+    with pytest.raises(UserError, match="actuator 'm' has a gear of 0, and cannot move its joint"):
+        arm('<motor name="m" joint="j" gear="0"/>')
+    with pytest.raises(UserError, match="actuator 'm' has a delay; leave it out, and use cond"):
+        arm('<position name="m" joint="j" kp="9" delay="0.02" nsample="8"/>')
+
+
+def test_a_bias_without_an_effect_makes_no_servo() -> None:
+    env = arm('<general joint="j" biastype="none" gainprm="60" biasprm="0 -60 0"/>', home=1.2)
+    assert env.describe()["joints"][0]["unit"] is None
+    assert env.built.offset.tolist() == [0.0]
+
+
+def test_a_base_on_two_slides_is_pushed() -> None:
+    text = """<mujoco><worldbody><body><joint name="x" type="slide" axis="1 0 0"/><geom size="0.1"/>
+        <joint name="y" type="slide" axis="0 1 0"/><body><joint name="j"/><geom size="0.1"/></body></body>
+        </worldbody><actuator><motor joint="j"/></actuator></mujoco>"""
+    pushed = ConditionsConfig(push_speed=(1.0, 1.0))
+    assert RobotEnv(
+        Robot(name="cart", model=text), Standing(), 1, 0, conditions=pushed
+    ).built.pushable
+    driven = text.replace('<motor joint="j"/>', '<motor joint="j"/><motor joint="x"/>')
+    with pytest.raises(UserError, match="cart has no free base to push"):
+        RobotEnv(Robot(name="cart", model=driven), Standing(), 1, 0, conditions=pushed)
 
 
 def test_targets_of_the_robot_and_of_training_end_where_the_joint_does() -> None:
@@ -714,7 +757,12 @@ class Careless(Joystick):
         return state | wrong.get(self.mistake, {})
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
-        wrong = {"no start": None, "one start": qpos, "short start": (qpos[:, :3], qvel)}
+        wrong = {
+            "no start": None,
+            "one start": qpos,
+            "short start": (qpos[:, :3], qvel),
+            "other start": (qpos.numpy(), qvel.numpy()),
+        }
         if self.mistake in wrong:
             return wrong[self.mistake]  # type: ignore[return-value]
         return super().start(draw, qpos, qvel)
@@ -766,8 +814,9 @@ class Careless(Joystick):
         ("flat", r"begin\(\) of joystick must return \[robots, size\]"),
         ("taken", "'last_action', which is the environment's own"),
         ("no begin", r"begin\(\) of joystick must return a dictionary of tensors, not a NoneType"),
-        ("no start", r"start\(\) of joystick must return positions and velocities of shapes"),
-        ("one start", r"start\(\) of joystick must return positions and velocities of shapes"),
+        ("no start", r"start\(\) of joystick must return positions and velocities, tensors of"),
+        ("one start", r"start\(\) of joystick must return positions and velocities, tensors of"),
+        ("other start", r"start\(\) of joystick must return positions and velocities, tensors of"),
         ("short start", r"start\(\) .* of shapes \(1024, 19\) and \(1024, 18\)"),
         ("no after", r"after\(\) of joystick must return a dictionary of tensors, not a NoneType"),
         ("no explain", r"explain\(\) of joystick must return a dictionary"),

@@ -70,7 +70,7 @@ class RobotEnv:
         device, cfg = torch.device(device), conditions or ConditionsConfig()
         self.robot, self.task, self.cfg, self._seed = robot, task, cfg, seed
         self.built, self.physics = robot.build(physics.timestep), physics
-        if cfg.push_speed is not None and not self.built.free:
+        if cfg.push_speed is not None and not self.built.pushable:
             raise UserError(f"{robot.name} has no free base to push; leave out push_speed.")
         self.dt = physics.timestep * physics.substeps
         home = physics.home(device)  # where the task is computed

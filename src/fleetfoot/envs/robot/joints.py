@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fleetfoot.errors import UserError
 
 Array: TypeAlias = NDArray[np.float64]
-LINEAR_GAIN = (mujoco.mjtGain.mjGAIN_FIXED.value,)
-LINEAR_BIAS = (mujoco.mjtBias.mjBIAS_NONE.value, mujoco.mjtBias.mjBIAS_AFFINE.value)
+AFFINE = mujoco.mjtBias.mjBIAS_AFFINE.value
+LINEAR_BIAS = (mujoco.mjtBias.mjBIAS_NONE.value, AFFINE)
 LINEAR_DYNAMICS = (
     mujoco.mjtDyn.mjDYN_NONE.value,
     mujoco.mjtDyn.mjDYN_INTEGRATOR.value,
@@ -46,6 +46,14 @@ def joints_of(model: mujoco.MjModel) -> Joints:
     names = [model.joint(int(i)).name for i in ids]
     if len(set(names)) < len(names) or not all(names):
         raise UserError("joints with an actuator need names, and one actuator each.")
+    late = (
+        getattr(model, "actuator_delay", np.zeros(model.nu)) > 0
+    )  # not in every version of MuJoCo
+    if late.any():  # the orders on their way are no part of what a restart sets
+        name = model.actuator(int(late.argmax())).name
+        raise UserError(
+            f"actuator {name!r} has a delay; leave it out, and use conditions.action_delay instead."
+        )
     q, v = model.jnt_qposadr[ids].astype(np.int64), model.jnt_dofadr[ids].astype(np.int64)
     return Joints(names, ids, q, v)
 
@@ -59,7 +67,7 @@ def servos(model: mujoco.MjModel) -> NDArray[np.bool_]:
 def told_velocity(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Which actuators are told a velocity."""
     gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm
-    tracks = (gain != 0) & (bias[:, 1] == 0) & (bias[:, 2] == -gain) & ~_integrates(model)
+    tracks = _feeds_back(model) & (bias[:, 1] == 0) & (bias[:, 2] == -gain) & ~_integrates(model)
     told: NDArray[np.bool_] = tracks | (_holds(model) & _integrates(model))
     return told
 
@@ -67,8 +75,7 @@ def told_velocity(model: mujoco.MjModel) -> NDArray[np.bool_]:
 def units(model: mujoco.MjModel, joints: Joints) -> list[str | None]:
     """What a target is measured in; None where it is none of these."""
     hinge = model.jnt_type[joints.ids] == mujoco.mjtJoint.mjJNT_HINGE
-    plain = (model.actuator_gainprm[:, 0] == 1) & ~_integrates(model)
-    plain &= model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED
+    plain = _linear(model) & (model.actuator_gainprm[:, 0] == 1) & ~_integrates(model)
     kinds = np.select([servos(model), told_velocity(model), plain], [0, 1, 2], default=3)
     kinds[model.actuator_gear[:, 0] != 1] = 3
     names = (("m", "rad"), ("m/s", "rad/s"), ("N", "N m"), (None, None))
@@ -98,14 +105,16 @@ def without_gears(model: mujoco.MjModel) -> None:
     """Rewrite actuators with gears so that they are told what the joint is to do: the same physics with gear 1.
 
     With a gear g a joint at q moves its actuator by g q, and feels g times the force gain * control + bias. A position
-    or velocity is told as that of the joint, control / g; a force as that on the joint, control * g.
+    or velocity is told as that of the joint, control / g; a force as that on the joint, control * g. Where the force is
+    another function (muscles, DC motors, plugins), the gear stays.
     """
-    gear = model.actuator_gear[:, 0].copy()
-    geared = gear != 1
-    if not geared.any():
+    zero = model.actuator_gear[:, 0] == 0
+    if zero.any():
+        name = model.actuator(int(zero.argmax())).name
+        raise UserError(f"actuator {name!r} has a gear of 0, and cannot move its joint.")
+    gear = np.where(_linear(model), model.actuator_gear[:, 0], 1.0)
+    if (gear == 1).all():
         return
-    for i in np.flatnonzero(geared).tolist():
-        _check_linear(model, i)
     moves = _holds(model) | told_velocity(model)
     model.actuator_gainprm[:, 0] *= np.where(moves, gear**2, 1.0)
     model.actuator_biasprm[:, :3] *= np.stack([gear, gear**2, gear**2], 1)
@@ -117,29 +126,26 @@ def without_gears(model: mujoco.MjModel) -> None:
         if hasattr(model, name):  # not in every version of MuJoCo
             values = getattr(model, name)
             values *= (gear**2).reshape(-1, *[1] * (values.ndim - 1))
-    model.actuator_gear[:, 0] = 1.0
+    model.actuator_gear[:, 0] /= gear
     mujoco.mj_setConst(model, mujoco.MjData(model))
 
 
-def _check_linear(model: mujoco.MjModel, i: int) -> None:
-    kinds = (
-        (model.actuator_gaintype, LINEAR_GAIN),
-        (model.actuator_biastype, LINEAR_BIAS),
-        (model.actuator_dyntype, LINEAR_DYNAMICS),
-    )
-    linear = all(int(kind[i]) in known for kind, known in kinds)
-    if not linear or model.actuator_gear[i, 0] == 0:
-        raise UserError(
-            f"actuator {model.actuator(i).name!r} has a gear of {model.actuator_gear[i, 0]:g}, which works with a "
-            "constant gain and an affine bias alone; give it gear 1."
-        )
+def _linear(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Whose force is a constant gain times the control, or what follows it, plus an affine bias."""
+    found: NDArray[np.bool_] = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED
+    found = found & np.isin(model.actuator_biastype, LINEAR_BIAS)
+    return found & np.isin(model.actuator_dyntype, LINEAR_DYNAMICS) & (model.actuator_plugin < 0)
+
+
+def _feeds_back(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Linear ones whose bias has an effect."""
+    moves: NDArray[np.bool_] = model.actuator_gainprm[:, 0] != 0
+    return _linear(model) & (model.actuator_biastype == AFFINE) & moves
 
 
 def _holds(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Which actuators pull towards a position, that of their control or of their activation."""
-    gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-    found: NDArray[np.bool_] = (gain != 0) & (bias == -gain)
-    return found
+    return _feeds_back(model) & (model.actuator_biasprm[:, 1] == -model.actuator_gainprm[:, 0])
 
 
 def _integrates(model: mujoco.MjModel) -> NDArray[np.bool_]:

@@ -102,8 +102,7 @@ class Randomiser:
     def __init__(self, cfg: RandomiseConfig, robot: Built, num_envs: int, seed: int) -> None:
         self.cfg, self.robot, self.num_envs = cfg, robot, num_envs
         _check_effect(cfg, robot)
-        # A velocity is tracked with one number, gain and damping alike: `kd` leaves it as it is.
-        self.damps = ~told_velocity(robot.model)
+        self.damps = damps(robot.model)
         cpu = torch.device("cpu")
         keys = keys_of(env_keys(seed, num_envs, cpu), torch.full((num_envs,), -2), 0)
         joints, bodies = robot.num_joints, int(robot.model.nbody)
@@ -203,7 +202,7 @@ def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
             f"{joints.names[int(limited.argmin())]!r} of {robot.robot.name} is not limited; give its actuator a "
             "forcerange, or leave strength out."
         )
-    damping = model.actuator_biasprm[:, 2] * ~told_velocity(model)
+    damping = model.actuator_biasprm[:, 2] * damps(model)
     factors = {
         "kd": ("damping", (model.dof_damping[robot.v], damping)),
         "joint_friction": ("frictionloss", (model.dof_frictionloss[robot.v],)),
@@ -215,6 +214,11 @@ def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
                 f"randomise.{name} is a factor on the {attribute} of joints, which is 0 in all of {robot.robot.name}; "
                 f"give them one, or leave {name} out."
             )
+
+
+def damps(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Where an actuator's velocity gain is damping. One that tracks a velocity has a single number for both."""
+    return ~(told_velocity(model) & (model.actuator_biasprm[:, 1] == 0))
 
 
 class Varied:

@@ -71,9 +71,11 @@ def check_changes(task: Task, method: str, found: Mapping[str, Tensor], state: S
 
 def check_start(task: Task, found: Any, like: tuple[Tensor, Tensor]) -> None:
     shapes = tuple(tuple(value.shape) for value in like)
-    if not isinstance(found, tuple) or tuple(getattr(v, "shape", None) for v in found) != shapes:
+    fits = isinstance(found, tuple | list) and all(isinstance(value, Tensor) for value in found)
+    if not fits or tuple(tuple(value.shape) for value in found) != shapes:
         raise UserError(
-            f"start() of {task.name} must return positions and velocities of shapes {shapes[0]} and {shapes[1]}."
+            f"start() of {task.name} must return positions and velocities, tensors of shapes {shapes[0]} and "
+            f"{shapes[1]}."
         )
 
 

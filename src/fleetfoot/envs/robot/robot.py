@@ -13,7 +13,7 @@ The model is MJCF. Everything a task reads is a sensor, because sensors are what
 | `foot_contact` | F | above 0: the foot's body touches the floor |
 | `foot_force` | 3 F | the force at each foot, where `foot_forces` asks for it |
 | `touch_NAME` | 1 | above 0: these two geoms touch |
-| `torque` | U | the force of every actuator on its joint |
+| `torque` | U | the force of every actuator on its joint (before the gear of muscles, DC motors and plugins) |
 
 Sensors of the MJCF are found by their own names. As in MuJoCo, positions and velocities of the joints are those of the
 end of a control step, and sensors are one timestep older.
@@ -142,6 +142,13 @@ class Built:
         self.target_low, self.target_high = targets(model, self.joints)
         self.free = bool(model.njnt and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE)
         self.sensors = _sensor_slices(model)
+
+    @property
+    def pushable(self) -> bool:
+        """Are the first two velocities those of the base along x and y: of a free joint, or of two slides?"""
+        slides = self.model.jnt_type[:2] == mujoco.mjtJoint.mjJNT_SLIDE
+        along = self.model.njnt >= 2 and np.array_equal(self.model.jnt_axis[:2], np.eye(3)[:2])
+        return self.free or bool(along and slides.all() and self.v.min(initial=2) >= 2)
 
     def describe(self) -> dict[str, Any]:
         """What whoever runs a policy on the real robot must know, as JSON values."""

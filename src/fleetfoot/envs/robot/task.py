@@ -60,10 +60,12 @@ class Task:
         """Before anything else: make constants. `dt`: seconds of a control step."""
         self.robot, self.dt, self.device = robot, dt, device
         self.pose = torch.tensor(robot.pose, dtype=torch.float32, device=device)  # [U]
+        gear = robot.model.actuator_gear[:, 0]  # 1 where it could be folded into the actuator
+        self.gear = torch.tensor(gear, dtype=torch.float32, device=device)  # [U]
 
     def power(self, now: Now) -> Tensor:
         """[N] The mechanical power of all joints in watts, whether they drive or brake."""
-        return (now.joint_vel * now.sensor["torque"]).abs().sum(1)
+        return (now.joint_vel * now.sensor["torque"] * self.gear).abs().sum(1)
 
     def start(self, draw: Draw, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
         """First positions and velocities, from rows of the standing pose at rest, above the highest point of the ground
