@@ -128,6 +128,33 @@ def test_a_film_that_breaks_off_leaves_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of files")
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
+def test_a_film_for_which_there_is_no_room_leaves_the_old_one(tmp_path: Path, name: str) -> None:
+    program = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from fleetfoot.errors import UserError
+from fleetfoot.record import write_film
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+random = np.random.default_rng(0)
+try:
+    write_film(random.integers(0, 256, (10, 240, 320, 3), np.uint8), 20.0, Path(sys.argv[1]))
+except UserError as error:
+    print(error)
+"""
+    path = tmp_path / name
+    path.write_bytes(b"old")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    assert "is the disk full?" in done.stdout
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_strip_takes_the_first_the_last_and_even_steps_between(tmp_path: Path) -> None:
     path = record.write_strip(pictures(10), tmp_path / "docs" / "strip.png")
     image = np.asarray(Image.open(path))

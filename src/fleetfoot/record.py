@@ -78,7 +78,7 @@ def check_ending(path: Path, *endings: str) -> None:
 def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
     """Encode as MP4 or GIF, by the ending of the name. A film that was not finished leaves nothing at `path`."""
     check_ending(path, *ENCODERS)
-    writer = None
+    writer, sent = None, 0
     with replacing(path) as hidden:
         hidden.touch()  # where that is impossible, ffmpeg would say so in many lines
         try:
@@ -95,13 +95,14 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                     )
                     _start(writer)
                 _send(writer, picture, path)
+                sent += 1
             if writer is None:
                 raise UserError("a video needs at least one frame.")
         finally:
             if writer is not None:
                 writer.close()
-        if not hidden.stat().st_size:  # nothing else tells that ffmpeg failed at the end
-            raise UserError(f"cannot write {path}: ffmpeg wrote nothing; is the disk full?")
+        if _frames_in(hidden) < sent:  # nothing else tells that ffmpeg failed at the end
+            raise UserError(f"cannot write {path}: ffmpeg left it incomplete; is the disk full?")
     return path
 
 
@@ -134,6 +135,13 @@ def _send(writer: Generator[None, Any, None], picture: Frame, path: Path) -> Non
         raise UserError(
             f"cannot write {path}: ffmpeg ended before the film did; is the disk full?"
         ) from error
+
+
+def _frames_in(path: Path) -> int:
+    try:
+        return int(imageio_ffmpeg.count_frames_and_secs(str(path))[0])
+    except RuntimeError:  # it is no film
+        return 0
 
 
 def _even(frame: Frame) -> Frame:
