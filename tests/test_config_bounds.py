@@ -48,7 +48,7 @@ ROLLOUTS = [PPOConfig, DAAConfig]
     [
         *((make, {"alpha": 0.0}, "agent.alpha must be above 0") for make in SOFT),
         *((make, {"alpha": -1.0}, "agent.alpha must be above 0") for make in SOFT),
-        *((make, {"log_std_min": 5.0}, "agent.log_std_min must be below") for make in SOFT),
+        *((make, {"log_std_min": 5.0}, "agent.log_std_min must not be above") for make in SOFT),
         *((make, {"tau": 2.0}, "agent.tau must be above 0 and at most 1") for make in SOFT),
         *((make, {"gae_lambda": 1.5}, "agent.gae_lambda must lie") for make in ROLLOUTS),
         *((make, {"value_clip": -1.0}, "agent.value_clip must be above") for make in ROLLOUTS),

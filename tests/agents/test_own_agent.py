@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fleetfoot.agents.contract import periods, why_not_stacked
+from fleetfoot.agents.state import Stateful
 from fleetfoot.api import evaluate_run, resume, train
 from fleetfoot.data import Batch, Transition, UpdateResult
 from fleetfoot.errors import UserError
@@ -137,6 +138,15 @@ def test_an_update_that_does_not_count_itself_is_one_sentence() -> None:
     agent = Careless(OwnTD3Config(), make_spec(), 0, CPU)
     with pytest.raises(UserError, match=r"Careless\.update must add 1 to its `updates`"):
         learner(agent, [make_batch(rows=16)])(1)
+
+
+def test_a_part_of_the_state_that_is_not_there_is_one_sentence() -> None:
+    class Careless(Stateful):
+        state_attrs = ("policy", "crtic")
+        policy = torch.nn.Linear(1, 1)
+
+    with pytest.raises(UserError, match=r"Careless\.state_attrs names 'crtic', which it lacks"):
+        Careless().state_dict()
 
 
 class Rollout:

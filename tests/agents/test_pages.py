@@ -48,7 +48,8 @@ def test_every_field_of_an_agent_is_in_a_table_of_its_page(cfg: Any) -> None:
     name = cfg.__module__.rpartition(".")[2]
     text = (PAGES[0].parent / f"{'wmpg' if name == 'mac' else name}.md").read_text()
     table = text.partition("\n## Every field\n")[2].partition("\n## ")[0]
-    table = table.partition("`MACConfig`")[2] if name == "mac" else table
+    of_wmpg, _, of_mac = table.partition("`MACConfig`")
+    table = of_mac if name == "mac" else of_wmpg
     firsts = "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     fields = {field.name for field in dataclasses.fields(cfg)}
     assert fields <= set(re.findall(r"`(\w+)`", firsts))

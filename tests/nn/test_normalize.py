@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetfoot.errors import UserError
 from fleetfoot.nn.normalize import RunningNorm
 from fleetfoot.nn.reward_scale import RewardScale
+from support.made_up import make_spec
 
 
 @settings(max_examples=50, deadline=None)
@@ -72,3 +74,9 @@ def test_reward_scale_equals_lists_of_returns(tasks: int, seed: int, steps: int)
     given = torch.tensor([3.0] * tasks)
     out = scale(given, None if tasks == 1 else torch.arange(tasks))
     torch.testing.assert_close(out, given / scale.divisor)
+
+
+def test_without_a_discount_rewards_are_scaled_where_every_return_has_an_end() -> None:
+    RewardScale.into(-5.0, 5.0, make_spec(episode_length=None), 1.0)
+    with pytest.raises(UserError, match="give a gamma below 1"):
+        RewardScale.into(-5.0, 5.0, make_spec(episode_length=100), 1.0)

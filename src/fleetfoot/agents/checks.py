@@ -35,10 +35,9 @@ def check_above_zero(cfg: object, *names: str) -> None:
 def check_soft_policy(cfg: Any) -> None:
     """The temperature, and the bounds of a tanh-Gaussian policy's log standard deviation."""
     check_above_zero(cfg, "alpha")
-    if not -math.inf < cfg.log_std_min < cfg.log_std_max < math.inf:
-        raise UserError(
-            f"agent.log_std_min must be below agent.log_std_max, not {cfg.log_std_min} and {cfg.log_std_max}."
-        )
+    if not -math.inf < cfg.log_std_min <= cfg.log_std_max < math.inf:
+        bounds = f"{cfg.log_std_min} and {cfg.log_std_max}"
+        raise UserError(f"agent.log_std_min must not be above agent.log_std_max: {bounds}.")
 
 
 def check_proximal(cfg: Any) -> None:

@@ -84,7 +84,10 @@ class EagerLearner:
     ):
         self.agent, self.memory, self.rows, self.update = agent, memory, rows, update
         self.gather, self.timer = gather, timer
-        self.counts = half != "update_policy"  # those do not count as updates of the agent
+        self.half, self.counts = (
+            half,
+            half != "update_policy",
+        )  # those do not count as updates of the agent
         self.periods = (periods(agent) or ()) if self.counts else ()
         self.takes_errors = memory if isinstance(memory, TakesErrors) else None
         self.trims = memory if isinstance(memory, Trims) else None
@@ -147,17 +150,15 @@ class EagerLearner:
         """One update, and what the memory is told of it."""
         before = self.agent.updates
         result = self.update(batch)
+        name = f"{type(self.agent).__name__}.{self.half}"
         if self.counts and self.agent.updates != before + 1:
-            raise UserError(f"{type(self.agent).__name__}.update must add 1 to its `updates`.")
+            raise UserError(f"{name} must add 1 to its `updates`.")
         if not isinstance(result, UpdateResult):
-            raise UserError(
-                f"{type(self.agent).__name__}.update must return an UpdateResult, not a {type(result).__name__}."
-            )
+            raise UserError(f"{name} must return an UpdateResult, not a {type(result).__name__}.")
         for metric, value in result.metrics.items():
             if not isinstance(value, Tensor):
                 raise UserError(
-                    f"{type(self.agent).__name__}.update must return metrics as tensors; {metric} is a "
-                    f"{type(value).__name__}."
+                    f"{name} must return metrics as tensors; {metric} is a {type(value).__name__}."
                 )
         if self.takes_errors is not None:
             self.takes_errors.reprioritize(batch.row_id, result.td_error)

@@ -45,10 +45,10 @@ class RewardScale(nn.Module):
     @staticmethod
     def into(v_min: float, v_max: float, spec: EnvSpec, gamma: float) -> RewardScale:
         """Of one set of environments, for critics whose values lie between the two bounds."""
-        if not gamma < 1.0:
+        if not gamma < 1.0 and spec.episode_length is not None:
             raise UserError(
-                "rewards that are scaled by the returns need a gamma below 1: episodes that a time limit ends count as "
-                "going on forever."
+                "rewards are scaled by the returns here, and with --gamma 1 those of episodes that a time limit ends "
+                "grow forever; give a gamma below 1."
             )
         g_max = min(abs(v_min), abs(v_max))
         return RewardScale(spec.num_envs, max(1, len(spec.tasks)), gamma, g_max)

@@ -44,7 +44,7 @@ class StochasticPolicy(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, params: Params, noise: Tensor) -> Tensor:
-        """An action [B, A] or [B], as drawn, from noise with as many numbers as `forward` returns."""
+        """An action [B, A] or [B], as drawn, from noise of the shape of the first of `params`."""
 
     @abstractmethod
     def greedy(self, params: Params) -> Tensor:
