@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,13 @@ from torch import Tensor
 from fleetfoot.ops.batch_norm import batch_norm, fixed_norm
 
 EPS, MOMENTUM = 1e-5, 0.1
+
+
+@pytest.fixture(autouse=True, params=["_in_one", "_in_parts"])
+def _either_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both, the one of CPUs and the one of GPUs."""
+    module = importlib.import_module("fleetfoot.ops.batch_norm")
+    monkeypatch.setattr(module, "_in_one", getattr(module, request.param))
 
 
 def trained(
