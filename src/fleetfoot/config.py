@@ -54,6 +54,8 @@ def check_types(value: Any) -> None:
             options = typing.get_args(wanted)
             known = ", ".join(map(str, options)) if typing.get_origin(wanted) is Literal else wanted
             kind = getattr(known, "__name__", known)
+            if isinstance(given, float) and math.isnan(given):
+                kind = "a number"
             raise UserError(
                 f"{type(value).__name__}.{field.name} cannot be {given!r:.200}; it must be {kind}."
             )

@@ -86,11 +86,13 @@ def install_line(*extras: str) -> str:
     """A command that brings what is missing of extras, or all of it where nothing seems to be."""
     by_extra = [requirements(extra) for extra in extras]
     if not all(by_extra):  # not installed, or installed by a version that did not have this extra
-        return f"{program('pip')} install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
+        return f"{shlex.quote(program('pip'))} install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
     wanted = list({str(one): one for found in by_extra for one in found}.values())
     missing = [one for one in wanted if installed(one) is None] or wanted
     advice = [ADVICE[extra] for extra in extras if extra in ADVICE]
-    pip = "pip" if advice else program("pip")  # that of another environment, or of this one
+    pip = (
+        "pip" if advice else shlex.quote(program("pip"))
+    )  # that of another environment, or of this one
     line = " ".join([pip, "install", *(shlex.quote(str(one)) for one in missing)])
     return f"{line} ({'; '.join(advice)})" if advice else line
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import take_policy
+from fleetfoot.cli.run_folder import one_seed, take_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,10 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_policy(args, "evaluate")
+    folder, rest = take_run(args, "evaluate")
     options = parse(Options, rest, "fleetfoot evaluate RUN")
     assert folder is not None  # `--help` has left already
+    folder = one_seed(folder)
     from fleetfoot import api
     from fleetfoot.cli.which_recipe import find_recipe
     from fleetfoot.log.console import readable

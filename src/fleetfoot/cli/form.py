@@ -97,9 +97,10 @@ def _parse(
         raise UserError(_first_sentence(complaint.getvalue(), prog)) from None
     filled, unknown = parsed
     if unknown:
+        before = itertools.takewhile(lambda word: word != unknown[0], args)
+        order = "names come before options, and " if any(w.startswith("-") for w in before) else ""
         raise UserError(
-            f"unexpected argument {unknown[0]!r}: names come before options, and options start with -- "
-            f"(see {prog} --help)."
+            f"unexpected argument {unknown[0]!r}: {order}options start with -- (see {prog} --help)."
         )
     return filled
 
@@ -230,5 +231,6 @@ def _first_sentence(box: str, prog: str) -> str:
         r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message
     )
     message = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)
+    message = message.replace("Expected 1 values", "Expected 1 value")
     message = re.sub("^Error parsing ", "", message) or "the arguments could not be understood"
     return f"{message.rstrip('.')} (see {prog} --help)."

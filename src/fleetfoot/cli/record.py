@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import take_policy
+from fleetfoot.cli.run_folder import one_seed, take_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,10 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_policy(args, "record")
+    folder, rest = take_run(args, "record")
     options = parse(Options, rest, "fleetfoot record RUN")
     assert folder is not None  # `--help` has left already
+    folder = one_seed(folder)
     from fleetfoot import api
 
     path = api.record_run(

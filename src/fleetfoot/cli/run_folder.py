@@ -26,14 +26,8 @@ def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
     return folder, args[1:]
 
 
-def take_policy(args: list[str], command: str) -> tuple[Path | None, list[str]]:
-    """The same for a command that reads a policy; of the runs of several seeds it takes the best."""
-    folder, rest = take_run(args, command)
-    return (None if folder is None else one_seed(folder)), rest
-
-
 def one_seed(folder: Path) -> Path:
-    """`folder`, or the best seed of several in it, which is said."""
+    """For a command that reads a policy: `folder`, or the best seed of several in it, which is said."""
     best = None if (folder / "recipe.json").exists() else best_seed(folder)
     if best is None:
         return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,10 @@ def run(args: list[str], imports: list[str]) -> int:
         raise UserError(
             f"which recipe? fleetfoot scale run RECIPE... --utd 0.5 1 2 4 --folder {options.folder}"
         )
-    print(f"{len(made.points)} configurations, {made.seeds} seeds each, in {made.folder}")
-    command = f"{program('fleetfoot')} scale"
+    print(
+        f"{len(made.points)} configurations, {made.seeds} seed{'s' * (made.seeds != 1)} each, in {made.folder}"
+    )
+    command = f"{shlex.quote(program('fleetfoot'))} scale"
     if not study.run_study(made, options.workers or None):
         print(f"interrupted and saved; to continue:\n  {command} run --folder {made.folder}")
         return INTERRUPTED

@@ -183,7 +183,7 @@ def begun(name: str, args: list[str], imports: Sequence[str]) -> tuple[Made, Whe
     named = {space.name_of(settings): settings for settings in points}
     recipes = {key: made.point(settings) for key, settings in named.items()}
     check_same(options.folder, made, options.over)
-    if search:  # what cannot work is refused now, and not by a trial hours later
+    if search:  # what the recipe itself can refuse, and not its agent, is refused now, and not by a trial hours later
         low, high = made.ends(0), made.ends(-1)
         # The lowest learning rate beside the highest end of its schedule.
         rising = low | {path: end for path, end in high.items() if path.endswith(".lr_end")}
@@ -264,7 +264,9 @@ def train(made: Made, where: Where) -> int:
     if made.search:
         plan = Search(made.study, made.axes, made.goal, made.point, made.whole())
     count = made.goal.trials if plan else len(made.study.points)
-    print(f"{count} configurations, {made.study.seeds} seeds each, in {made.study.folder}")
+    print(
+        f"{count} configurations, {made.study.seeds} seed{'s' * (made.study.seeds != 1)} each, in {made.study.folder}"
+    )
     try:
         with placed(made, where) as (workers, launcher):
             done = study.run_study(made.study, workers, plan, launcher)

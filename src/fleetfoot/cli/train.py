@@ -154,5 +154,5 @@ def report(
     if can_film:
         lines.append("  " + command_line("record", folder, imports=imports))
     if events.is_dir():
-        lines.append(f"  {program('tensorboard')} --logdir {shlex.quote(str(folder))}")
+        lines.append(f"  {shlex.quote(program('tensorboard'))} --logdir {shlex.quote(str(folder))}")
     return "\n".join(lines)

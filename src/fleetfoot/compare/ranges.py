@@ -50,6 +50,8 @@ def read_ranges(path: Path) -> dict[str, Range]:
     try:
         tree = json.loads(path.read_text())
         ranges = {str(task): (float(low), float(high)) for task, (low, high) in tree.items()}
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {path}.") from error
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
