@@ -23,7 +23,7 @@ from benchmarks.studies.mjlab_peers import (
     rsl_rl_policy,
     train_rsl_rl,
 )
-from fleetfoot import checkpoint, recipes
+from fleetfoot import checkpoint, recipes, train
 from fleetfoot.data import Obs
 from fleetfoot.envs.lab.isaac_lab import OwnRandom
 from fleetfoot.envs.lab.mjlab import MjlabConfig
@@ -31,6 +31,7 @@ from fleetfoot.errors import UserError
 from fleetfoot.evaluate import first_episodes
 from fleetfoot.run.clock import Clock
 from fleetfoot.run.folder import write_recipe
+from support.trust_recipes import tiny
 
 CPU = torch.device("cpu")
 GO1 = "Mjlab-Velocity-Flat-Unitree-Go1"
@@ -72,6 +73,12 @@ def test_of_each_mark_the_newest_checkpoint_before_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(mjlab_peers, "seconds_of", seconds.__getitem__)
     chosen = mjlab_peers.at_marks(Path(), [2.0, 10.0, 20.0, 40.0])
     assert chosen == [(10.0, Path("b")), (40.0, Path("c"))]
+
+
+def test_a_checkpoint_tells_its_seconds_of_training(tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "run")
+    (folder,) = checkpoint.steps(tmp_path / "run").values()
+    assert mjlab_peers.seconds_of(folder) > 0.0
 
 
 def test_runs_of_other_tasks_are_refused(tmp_path: Path) -> None:

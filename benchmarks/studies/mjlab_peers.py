@@ -318,7 +318,7 @@ def at_marks(run: Path, marks: list[float]) -> list[tuple[float, Path]]:
 
 
 def seconds_of(folder: Path) -> float:
-    seconds = checkpoint.plain_entry(folder, "train_seconds")
+    seconds = checkpoint.plain_values(folder).get("train_seconds")
     if not isinstance(seconds, float):
         raise UserError(f"{folder} does not tell its seconds of training.")
     return seconds

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fleetfoot.envs.mujoco.physics import Simulation
 from fleetfoot.envs.robot.engine import Starts
-from fleetfoot.envs.robot.randomise import Randomiser, Varied
+from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Built
 from fleetfoot.envs.robot.task import State
+from fleetfoot.envs.robot.varied import Varied
 from fleetfoot.errors import UserError
 
 

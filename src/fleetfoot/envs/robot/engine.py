@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.robot.joints import at_rest
-from fleetfoot.envs.robot.randomise import Varied
 from fleetfoot.envs.robot.returns import check_start
 from fleetfoot.envs.robot.robot import Array, Built
 from fleetfoot.envs.robot.task import State, Task
+from fleetfoot.envs.robot.varied import Varied
 
 START_STATES = 1024  # ways an episode can begin
 

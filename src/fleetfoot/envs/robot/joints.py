@@ -132,20 +132,26 @@ def without_gears(model: mujoco.MjModel) -> None:
 
 def _linear(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Whose force is a constant gain times the control, or what follows it, plus an affine bias."""
-    found: NDArray[np.bool_] = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED
-    found = found & np.isin(model.actuator_biastype, LINEAR_BIAS)
-    return found & np.isin(model.actuator_dyntype, LINEAR_DYNAMICS) & (model.actuator_plugin < 0)
+    linear: NDArray[np.bool_] = (
+        (model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED)
+        & np.isin(model.actuator_biastype, LINEAR_BIAS)
+        & np.isin(model.actuator_dyntype, LINEAR_DYNAMICS)
+        & (model.actuator_plugin < 0)
+    )
+    return linear
 
 
 def _feeds_back(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Linear ones whose bias has an effect."""
+    affine: NDArray[np.bool_] = model.actuator_biastype == AFFINE
     moves: NDArray[np.bool_] = model.actuator_gainprm[:, 0] != 0
-    return _linear(model) & (model.actuator_biastype == AFFINE) & moves
+    return _linear(model) & affine & moves
 
 
 def _holds(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Which actuators pull towards a position, that of their control or of their activation."""
-    return _feeds_back(model) & (model.actuator_biasprm[:, 1] == -model.actuator_gainprm[:, 0])
+    pulls: NDArray[np.bool_] = model.actuator_biasprm[:, 1] == -model.actuator_gainprm[:, 0]
+    return _feeds_back(model) & pulls
 
 
 def _integrates(model: mujoco.MjModel) -> NDArray[np.bool_]:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fleetfoot.envs.robot.engine import Starts
-from fleetfoot.envs.robot.randomise import Randomiser, Varied
+from fleetfoot.envs.robot.randomise import Randomiser
 from fleetfoot.envs.robot.robot import Built
 from fleetfoot.envs.robot.task import State
+from fleetfoot.envs.robot.varied import Varied
 from fleetfoot.errors import UserError
 from fleetfoot.extras import install_line
 
