@@ -71,6 +71,10 @@ BENCHMARKS = {
         "studies.mjlab_peers:mjlab_peers",
         "mjlab velocity tasks: our runs beside rsl_rl's PPO at equal seconds of training",
     ),
+    "own-tasks": (
+        "studies.own_tasks:own_tasks",
+        "a recipe for unknown tasks on several tasks of Gymnasium, nothing else changed",
+    ),
     "pong": ("studies.pong:pong", "Pong: Ape-X and one process, until solved"),
     "apex-actors": ("studies.apex_actors:apex_actors", "Ape-X: 1 to 8 actors at equal updates"),
     "gorila-bundles": (

@@ -546,6 +546,66 @@ def test_noise_is_of_the_size_that_was_asked_for() -> None:
         begin += size
 
 
+@pytest.mark.parametrize("robot", ["go1", "g1"])
+def test_what_is_privileged_is_seen_by_the_critic_alone(robot: Any) -> None:
+    hidden = ConditionsConfig(noise=0.0, privileged=("linvel", "last_action"))
+    env, whole = (
+        build(3, robot=robot, conditions=conditions)
+        for conditions in (hidden, ConditionsConfig(noise=0.0))
+    )
+    assert [*env.terms] == [name for name in whole.terms if name not in hidden.privileged]
+    action = torch.full((3, env.built.num_joints), 0.3)
+    for obs, all_of_it in (
+        (env.reset(), whole.reset()),
+        (env.step(action).obs, whole.step(action).obs),
+    ):
+        named = dict(
+            zip(whole.terms, torch.split(all_of_it.actor, [*whole.terms.values()], 1), strict=True)
+        )
+        seen = torch.cat([named[name] for name in env.terms], 1)
+        assert torch.equal(obs.actor, seen)
+        beside = obs.critic[:, seen.shape[1] :]
+        of_critic = all_of_it.critic[:, all_of_it.actor.shape[1] :]
+        assert torch.equal(beside[:, : of_critic.shape[1]], of_critic)
+        added = beside[:, of_critic.shape[1] :]  # linvel without noise was among it already
+        assert torch.equal(added, named["last_action"])
+
+
+def test_a_task_without_privileged_observations_gets_some() -> None:
+    conditions = ConditionsConfig(privileged=("joint_vel",))
+    env = RobotEnv(GO1, Standing(), 2, 0, conditions=conditions)
+    joints = env.built.num_joints
+    assert (env.spec.obs_shape, env.spec.critic_shape) == ((joints,), (2 * joints,))
+
+
+def test_what_is_privileged_stays_so_in_evaluations_and_is_no_input_of_a_controller() -> None:
+    cfg = RobotConfig(robot="go1", conditions=ConditionsConfig(privileged=("linvel",)))
+    env = cfg.for_evaluation().build(1, 0, CPU)
+    told = env.spec.description["observation"]
+    assert "linvel" not in [term["name"] for term in told]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("linvell",), "does not observe 'linvell'. Did you mean linvel"),
+        (
+            ("linvel", "gyro", "gravity", "joint_pos", "joint_vel", "last_action", "command"),
+            "at least one",
+        ),
+    ],
+)
+def test_privileged_observations_that_cannot_be(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(1, conditions=ConditionsConfig(privileged=names))
+
+
+def test_noise_of_what_the_policy_does_not_see_is_refused() -> None:
+    conditions = ConditionsConfig(privileged=("linvel",), noise_of=("linvel=0.2",))
+    with pytest.raises(UserError, match="does not observe 'linvel', for which there is noise"):
+        build(1, conditions=conditions)
+
+
 def test_curriculum_grows_with_success() -> None:
     task = Joystick(SPECS["go1"], curriculum=True)
     task.bind(GO1.build(0.004), 0.02, CPU)

@@ -80,10 +80,14 @@ def mirror_robot(env: RobotEnv) -> None:
     env._packed.copy_(env._columns.pack(state))
 
 
-@pytest.mark.parametrize("name", ["go1", "t1", "g1"])
-def test_mirrored_physics_is_the_physics_of_the_mirror_image(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "privileged"), [("go1", ()), ("t1", ()), ("t1", ("linvel", "last_action")), ("g1", ())]
+)
+def test_mirrored_physics_is_the_physics_of_the_mirror_image(
+    name: str, privileged: tuple[str, ...]
+) -> None:
     """With mirrored actions: the mirrored observations of policy and critic, the same reward terms, the same ends."""
-    env = build(symmetric(name))
+    env = build(symmetric(name), ConditionsConfig(noise=0.0, privileged=privileged))
     env.reset()
     for _ in range(15):  # onto the ground
         env.step(torch.zeros(2, env.built.num_joints))

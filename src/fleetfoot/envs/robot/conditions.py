@@ -29,6 +29,8 @@ class ConditionsConfig:
     """Factor on the noise of the task's observations; 0: none."""
     noise_of: tuple[str, ...] = ()
     """Other amplitudes for some observations: gyro=0.1 is uniform within 0.1."""
+    privileged: tuple[str, ...] = ()
+    """Observations that only the critic sees, by name: linvel, for a robot that cannot measure its velocity."""
     history: int = 1
     """Number of observations the policy sees, oldest first."""
     action_delay: int = 0
@@ -54,8 +56,13 @@ class ConditionsConfig:
             raise UserError("env.conditions.push_seconds must not be zero.")
 
     def for_evaluation(self) -> ConditionsConfig:
-        """Senses as in training (noise, history); no pushes, no delays, all robots alike."""
-        return ConditionsConfig(noise=self.noise, noise_of=self.noise_of, history=self.history)
+        """Senses as in training (noise, history, what is privileged); no pushes, no delays, all robots alike."""
+        return ConditionsConfig(
+            noise=self.noise,
+            noise_of=self.noise_of,
+            privileged=self.privileged,
+            history=self.history,
+        )
 
 
 def by_name(field: str, given: tuple[str, ...]) -> dict[str, float]:

@@ -277,7 +277,7 @@ class RobotEnv:
 
     def _frame(self, now: Now, draw: Draw) -> Tensor:
         """[N, D]: one observation of the policy, with its noise."""
-        frame = torch.cat([*self.task.observe(now).values()], 1)
+        frame = self._layout.frame(self.task, now)
         if not self._layout.noisy:
             return frame
         return torch.addcmul(frame, draw.uniform(frame.shape[1], -1.0, 1.0), self._layout.noise)
@@ -286,7 +286,7 @@ class RobotEnv:
         actor = self._frames.seen(buffer, now.state.get("obs_delay"))
         if not self._layout.extra_size:
             return actor, actor
-        return actor, torch.cat([actor, *self.task.privileged(now).values()], 1)
+        return actor, torch.cat([actor, self._layout.beside(self.task, now)], 1)
 
     def _make_run(self) -> Callable[[], None]:
         if not self.physics.records(self._on_gpu):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from fleetfoot.envs.robot.conditions import ConditionsConfig, by_name
 from fleetfoot.envs.robot.frames import Frames
 from fleetfoot.envs.robot.returns import check_columns, check_flags, check_rows
 from fleetfoot.envs.robot.task import Now, State, Task
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, nearest
 
 OURS = ("power", "exploded")  # what every robot tells the log, after what its task tells
 
@@ -40,11 +40,15 @@ class Layout:
     """Sizes of observations, log and outputs, learned from one moment."""
 
     def __init__(self, task: Task, cfg: ConditionsConfig, now: Now, rows: int) -> None:
-        terms, extra = task.observe(now), task.privileged(now)
-        check_columns(task, "observe", terms, rows)
+        observed, extra = task.observe(now), task.privileged(now)
+        check_columns(task, "observe", observed, rows)
         check_columns(task, "privileged", extra, rows)
-        if not terms:
+        if not observed:
             raise UserError(f"observe() of {task.name} must return at least one observation.")
+        terms = _visible(task, cfg.privileged, observed)
+        hidden = {name: value for name, value in observed.items() if name not in terms}
+        self.hidden = bool(hidden)
+        extra = extra | {name: value for name, value in hidden.items() if name not in extra}
         self.terms = {name: int(value.shape[1]) for name, value in terms.items()}
         self.widths = _noise_widths(task, cfg, terms)
         device = now.qpos.device
@@ -85,6 +89,18 @@ class Layout:
         """The term of each observed number."""
         return [name for name, size in self.terms.items() for _ in range(size)]
 
+    def frame(self, task: Task, now: Now) -> Tensor:
+        """[N, D] One observation of the policy, without noise."""
+        observed = task.observe(now)
+        return torch.cat([observed[name] for name in self.terms], 1)
+
+    def beside(self, task: Task, now: Now) -> Tensor:
+        """[N, P] What the critic sees besides."""
+        seen = task.privileged(now)
+        if self.hidden:
+            seen = task.observe(now) | seen
+        return torch.cat([seen[name] for name in self.extra], 1)
+
     @property
     def obs_size(self) -> int:
         """Numbers of the observations to act on now, which come first."""
@@ -122,10 +138,27 @@ class Layout:
         )
 
 
+def _visible(
+    task: Task, privileged: Sequence[str], observed: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What of it the policy may see."""
+    for name in privileged:
+        if name not in observed:
+            raise UserError(
+                f"env.conditions.privileged: {task.name} does not observe {name!r}."
+                f"{nearest(name, observed)} It observes {', '.join(observed)}."
+            )
+    visible = {name: value for name, value in observed.items() if name not in privileged}
+    if not visible:
+        raise UserError("env.conditions.privileged must leave the policy at least one observation.")
+    return visible
+
+
 def _noise_widths(
     task: Task, cfg: ConditionsConfig, terms: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    widths = dict(task.noise) | by_name("noise_of", cfg.noise_of)
+    widths = {name: width for name, width in task.noise.items() if name not in cfg.privileged}
+    widths |= by_name("noise_of", cfg.noise_of)
     if unknown := set(widths) - set(terms):
         raise UserError(
             f"{task.name} does not observe {min(unknown)!r}, for which there is noise; it observes "
