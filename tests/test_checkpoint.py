@@ -286,6 +286,18 @@ def test_a_copy_that_was_put_back_is_gone_on_from(tmp_path: Path) -> None:
     assert names(folder) == {"000000001", "last.json"}
 
 
+def test_links_to_and_inside_of_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    save(Checkpoint(folder), 1, score=3.0)
+    (tmp_path / "good").symlink_to(save(Checkpoint(folder), 2))
+    going_on = load(tmp_path / "good").to_resume()  # as that checkpoint of that run
+    assert (going_on["resumed_from"], going_on["best_return"]) == ("000000002", 3.0)
+    shutil.move(folder / "000000002", tmp_path / "elsewhere")
+    (folder / "000000002").symlink_to(tmp_path / "elsewhere")
+    going_on = load(folder / "000000002").to_resume()
+    assert (going_on["resumed_from"], going_on["best_return"]) == ("000000002", 3.0)
+
+
 def test_a_copy_under_another_name_is_read_but_not_gone_on_from(tmp_path: Path) -> None:
     shutil.copytree(save(Checkpoint(tmp_path), 1), tmp_path / "mine")
     assert load(tmp_path / "mine").step == 1

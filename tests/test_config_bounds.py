@@ -49,6 +49,7 @@ ROLLOUTS = [PPOConfig, DAAConfig]
         *((make, {"alpha": 0.0}, "agent.alpha must be above 0") for make in SOFT),
         *((make, {"alpha": -1.0}, "agent.alpha must be above 0") for make in SOFT),
         *((make, {"log_std_min": 5.0}, "agent.log_std_min must not be above") for make in SOFT),
+        *((make, {"log_std_max": INF}, "and both must be finite") for make in SOFT),
         *((make, {"tau": 2.0}, "agent.tau must be above 0 and at most 1") for make in SOFT),
         *((make, {"gae_lambda": 1.5}, "agent.gae_lambda must lie") for make in ROLLOUTS),
         *((make, {"value_clip": -1.0}, "agent.value_clip must be above") for make in ROLLOUTS),
@@ -61,6 +62,12 @@ def test_agents_that_cannot_learn_are_refused(
     with pytest.raises(UserError, match=says) as caught:
         make(**changes).build(make_spec(), gamma=0.9, total_updates=1, seed=0, device=CPU)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", SOFT)
+def test_one_standard_deviation_is_a_policy_too(make: Callable[..., Any]) -> None:
+    fixed = make(log_std_min=-1.0, log_std_max=-1.0)
+    fixed.build(make_spec(), gamma=0.9, total_updates=1, seed=0, device=CPU)
 
 
 @pytest.mark.parametrize(

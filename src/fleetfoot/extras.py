@@ -82,18 +82,25 @@ def program(name: str) -> str:
     return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
+def typed(name: str, *words: object) -> str:
+    """A call of an installed command, to copy."""
+    return shlex.join([program(name), *map(str, words)])
+
+
 def install_line(*extras: str) -> str:
     """A command that brings what is missing of extras, or all of it where nothing seems to be."""
     by_extra = [requirements(extra) for extra in extras]
     if not all(by_extra):  # not installed, or installed by a version that did not have this extra
-        return f"{shlex.quote(program('pip'))} install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
+        return f"{typed('pip')} install -e '.[{','.join(extras)}]' (in a clone of fleetfoot)"
     wanted = list({str(one): one for found in by_extra for one in found}.values())
     missing = [one for one in wanted if installed(one) is None] or wanted
     advice = [ADVICE[extra] for extra in extras if extra in ADVICE]
-    pip = (
-        "pip" if advice else shlex.quote(program("pip"))
-    )  # that of another environment, or of this one
-    line = " ".join([pip, "install", *(shlex.quote(str(one)) for one in missing)])
+    # Where there is advice, the pip is perhaps that of another environment.
+    line = (
+        shlex.join(["pip", "install", *map(str, missing)])
+        if advice
+        else typed("pip", "install", *missing)
+    )
     return f"{line} ({'; '.join(advice)})" if advice else line
 
 

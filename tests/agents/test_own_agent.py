@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfoot.agents.contract import periods, why_not_stacked
+from fleetfoot.agents.contract import check_agent, periods, why_not_stacked
+from fleetfoot.agents.fast_td3 import FastTD3Config
 from fleetfoot.agents.state import Stateful
 from fleetfoot.api import evaluate_run, resume, train
 from fleetfoot.data import Batch, Transition, UpdateResult
@@ -147,6 +148,23 @@ def test_a_part_of_the_state_that_is_not_there_is_one_sentence() -> None:
 
     with pytest.raises(UserError, match=r"Careless\.state_attrs names 'crtic', which it lacks"):
         Careless().state_dict()
+
+
+@pytest.mark.parametrize(
+    ("field", "names", "says"),
+    [
+        ("counter_attrs", ("updates", "polcy_updates"), "names 'polcy_updates', which it lacks"),
+        ("state_attrs", ("policy", "action_size"), "names 'action_size', which has no state_dict"),
+        ("state_attrs", ("critic",), 'must have an entry "policy"'),
+    ],
+)
+def test_a_state_that_cannot_be_saved_is_found_before_training(
+    field: str, names: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FastTD3Config().build(make_spec(), **BUILD)
+    monkeypatch.setattr(agent, field, names)
+    with pytest.raises(UserError, match=says):
+        check_agent(agent, FastTD3Config())
 
 
 class Rollout:

@@ -49,6 +49,9 @@ def test_a_dry_run_tells_all_and_writes_nothing(capsys: Capsys) -> None:
     assert list(Path().iterdir()) == []
     code, out, _ = call(capsys, "train", "ppo/pendulum", "--dry-run")
     assert (code, "memory       replay" in out) == (0, True)
+    _, out, _ = call(capsys, "train", "flash_sac/pendulum", "--dry-run")
+    # Its policy, behaviour and gaussian share 6 + 3*32 + 2*32*128 + 2*128 + 2*32 + 32 + 32*2 + 2 numbers.
+    assert "(gaussian 8,712, critic 80,602, critic_target 80,602, alpha 1)" in out
 
 
 def test_show_and_diff(capsys: Capsys) -> None:

@@ -330,6 +330,32 @@ def test_a_gear_of_an_actuator_that_is_not_linear_stays(actuator: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("actuator", "torque", "kd"),
+    [
+        ('general gaintype="affine" gainprm="1 1" gear="-3" forcerange="-1 2"', 3.0, 0.1),
+        ('muscle force="100" lengthrange="-1 1" gear="3"', None, 0.1),
+        ('general biastype="none" biasprm="0 -60 -3"', None, 0.1),
+        ('position kp="60" kv="3" gear="2"', None, 12.1),
+    ],
+)
+def test_what_an_actuator_does_to_its_joint_is_told(
+    actuator: str, torque: float | None, kd: float
+) -> None:
+    (joint,) = arm(f'<{actuator} joint="j"/>').describe()["joints"]
+    assert (joint["max_torque"], joint["kd"]) == (torque, pytest.approx(kd))
+
+
+def test_numbers_of_a_muscle_are_no_damping() -> None:
+    muscle = '<muscle joint="j" force="100" lengthrange="-1 1"/>'
+    tripled = ConditionsConfig(randomise=RandomiseConfig(kd=(3.0, 3.0)))
+    env = arm(muscle, conditions=tripled)
+    assert isinstance(env.engine, CpuEngine)
+    model, before = env.engine.sim.models[0], env.built.model
+    assert model.dof_damping == pytest.approx(3 * before.dof_damping)
+    np.testing.assert_array_equal(model.actuator_biasprm, before.actuator_biasprm)
+
+
 def test_actuators_that_no_restart_could_set_and_that_move_nothing_are_refused() -> None:
     with pytest.raises(UserError, match="actuator 'm' has a gear of 0, and cannot move its joint"):
         arm('<motor name="m" joint="j" gear="0"/>')
@@ -377,9 +403,20 @@ def test_what_has_no_effect_on_a_robot_is_refused() -> None:
         (motor, "arm has no free base to push; leave out push_speed", {"push_speed": (1.0, 1.0)}),
         (motor, r"randomise\.kp .* arm has none", {"randomise": RandomiseConfig(kp=(0.5, 1.0))}),
         (servo, "joint 'j' of arm is not lim", {"randomise": RandomiseConfig(strength=(0.5, 1.0))}),
+        (servo, "a factor on the fric", {"randomise": RandomiseConfig(joint_friction=(0.5, 1.0))}),
+        (servo, "a factor on the armature", {"randomise": RandomiseConfig(armature=(0.5, 1.0))}),
     ):
         with pytest.raises(UserError, match=problem):
             arm(actuator, conditions=ConditionsConfig(**conditions))
+    undamped = ARM.replace(' damping="0.1"', "").format(
+        actuator='<muscle joint="j" force="100" lengthrange="-1 1"/>',
+        joint="",
+        home=0,
+        integrator="Euler",
+    )
+    kd = ConditionsConfig(randomise=RandomiseConfig(kd=(0.5, 1.0)))
+    with pytest.raises(UserError, match="a factor on the damping of joints, which is 0 in all"):
+        RobotEnv(Robot(name="arm", model=undamped), Standing(), 1, 0, conditions=kd)
 
 
 @pytest.mark.parametrize("every_episode", [False, True])

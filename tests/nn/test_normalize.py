@@ -76,7 +76,6 @@ def test_reward_scale_equals_lists_of_returns(tasks: int, seed: int, steps: int)
     torch.testing.assert_close(out, given / scale.divisor)
 
 
-def test_without_a_discount_rewards_are_scaled_where_every_return_has_an_end() -> None:
-    RewardScale.into(-5.0, 5.0, make_spec(episode_length=None), 1.0)
+def test_without_a_discount_rewards_are_not_scaled() -> None:
     with pytest.raises(UserError, match="give a gamma below 1"):
-        RewardScale.into(-5.0, 5.0, make_spec(episode_length=100), 1.0)
+        RewardScale.into(-5.0, 5.0, make_spec(), 1.0)

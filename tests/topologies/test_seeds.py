@@ -394,7 +394,9 @@ def test_a_seed_that_cannot_be_loaded_costs_the_others_nothing(tmp_path: Path) -
     assert (ahead / "metrics.jsonl").read_bytes() == log
 
 
-def test_a_seed_that_was_continued_alone_keeps_what_it_learned(tmp_path: Path) -> None:
+def test_a_seed_that_was_continued_alone_keeps_what_it_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Although it still has a checkpoint of the vec step where the others are."""
     folder = tmp_path / "two"
     recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10, keep=5))
@@ -404,19 +406,24 @@ def test_a_seed_that_was_continued_alone_keeps_what_it_learned(tmp_path: Path) -
     for total in (20, 40):  # further than the others are to go, and finished
         results = api.resume_seeds(folder, total_vec_steps=total)
         assert [(r.folder, r.counters.vec_steps) for r in results] == [(second, total)]
+        told = "seed-0 is at vec step 40 already, and stays as it is" in capsys.readouterr().err
+        assert told == (total == 20)
     assert checkpoint.load(first).step == 40
 
 
+@pytest.mark.parametrize("every", [10, 0])  # two saves further, and one
 def test_seeds_of_which_one_is_further_go_on_one_after_the_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    every: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "two"
-    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10, keep=5))
+    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=every, keep=5))
     api.train_seeds(replace(recipe, total_vec_steps=10), 2, folder)
-    api.resume(folders.seed_folders(folder)[0], total_vec_steps=30)
+    first, _ = folders.seed_folders(folder)
+    api.resume(first, total_vec_steps=30)
     capsys.readouterr()
     assert len(api.resume_seeds(folder, total_vec_steps=40)) == 2
     assert "other: some of them are further than others" in capsys.readouterr().err
+    assert {10, 30, 40} <= set(checkpoint.steps(first))
 
 
 @pytest.mark.usefixtures("compiler")

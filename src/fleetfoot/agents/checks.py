@@ -36,8 +36,10 @@ def check_soft_policy(cfg: Any) -> None:
     """The temperature, and the bounds of a tanh-Gaussian policy's log standard deviation."""
     check_above_zero(cfg, "alpha")
     if not -math.inf < cfg.log_std_min <= cfg.log_std_max < math.inf:
-        bounds = f"{cfg.log_std_min} and {cfg.log_std_max}"
-        raise UserError(f"agent.log_std_min must not be above agent.log_std_max: {bounds}.")
+        raise UserError(
+            "agent.log_std_min must not be above agent.log_std_max, and both must be finite, not "
+            f"{cfg.log_std_min} and {cfg.log_std_max}."
+        )
 
 
 def check_proximal(cfg: Any) -> None:

@@ -29,12 +29,21 @@ class Stateful:
     def stateful_parts(self) -> dict[str, Any]:
         """What `state_attrs` names, each object once."""
         parts: dict[str, Any] = {}
+        kind = type(self).__name__
+        for field, names in (
+            ("state_attrs", self.state_attrs),
+            ("counter_attrs", self.counter_attrs),
+        ):
+            for name in names:
+                if not hasattr(self, name):
+                    raise UserError(f"{kind}.{field} names {name!r}, which it lacks.")
         for name in self.state_attrs:
-            if not hasattr(self, name):
-                raise UserError(
-                    f"{type(self).__name__}.state_attrs names {name!r}, which it lacks."
-                )
             part = getattr(self, name)
-            if part is not None and not any(part is other for other in parts.values()):
-                parts[name] = part
+            if part is None or any(part is other for other in parts.values()):
+                continue
+            if not hasattr(part, "state_dict"):
+                raise UserError(
+                    f"{kind}.state_attrs names {name!r}, which has no state_dict; numbers belong in counter_attrs."
+                )
+            parts[name] = part
         return parts

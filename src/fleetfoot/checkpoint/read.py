@@ -41,7 +41,9 @@ class Loaded:
     def to_resume(self) -> dict[str, Any]:
         """The state, and what a run that goes on from here must know of its folder: the checkpoint's own name, and the
         return of the best policy there, which may be of later than this state."""
-        folder = Path(os.path.abspath(self.folder))  # links stay: their names are the run's
+        folder = Path(os.path.abspath(self.folder))
+        if folder.parent.name != "checkpoints":  # there, names are the run's, even those of links
+            folder = folder.resolve()
         if not FOLDER_NAME.fullmatch(folder.name):
             raise UserError(
                 f"a run goes on only from a folder with the name that it had; rename {folder} to {self.step:09d}."

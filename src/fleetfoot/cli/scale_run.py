@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from fleetfoot.cli.form import parse_recipe
 from fleetfoot.cli.main import INTERRUPTED
 from fleetfoot.cli.which_recipe import find_recipe
 from fleetfoot.errors import UserError
-from fleetfoot.extras import program
+from fleetfoot.extras import typed
 from fleetfoot.recipe import Recipe
 from fleetfoot.scale import grid
 from fleetfoot.scale.table import read_table
@@ -83,12 +82,13 @@ def run(args: list[str], imports: list[str]) -> int:
     print(
         f"{len(made.points)} configurations, {made.seeds} seed{'s' * (made.seeds != 1)} each, in {made.folder}"
     )
-    command = f"{shlex.quote(program('fleetfoot'))} scale"
     if not study.run_study(made, options.workers or None):
-        print(f"interrupted and saved; to continue:\n  {command} run --folder {made.folder}")
+        again = typed("fleetfoot", "scale", "run", "--folder", made.folder)
+        print(f"interrupted and saved; to continue:\n  {again}")
         return INTERRUPTED
     table = read_table(made.folder).write(made.folder / "evaluations.csv")
-    print(f"finished, all evaluations in {table}; to fit the laws:\n  {command} fit {made.folder}")
+    fit = typed("fleetfoot", "scale", "fit", made.folder)
+    print(f"finished, all evaluations in {table}; to fit the laws:\n  {fit}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import tyro
 
 from fleetfoot.cli.form import parse
 from fleetfoot.errors import UserError
-from fleetfoot.extras import program
+from fleetfoot.extras import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,5 +49,5 @@ def run(args: list[str], imports: list[str]) -> int:
     )
     for task in laws.recipes:
         recipe, words = laws.options(suggestion, task)
-        print("  " + shlex.join([program("fleetfoot"), "train", recipe, *words]))
+        print("  " + typed("fleetfoot", "train", recipe, *words))
     return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from fleetfoot.cli.main import INTERRUPTED
-from fleetfoot.extras import program
+from fleetfoot.extras import typed
 from fleetfoot.study.folder import Study
 from fleetfoot.study.search import Goal
 from fleetfoot.study.table import Row, check_metric, write_table
@@ -18,7 +17,7 @@ SHOWN = 10  # rows of the table; all are in sweep.csv
 
 def finish(made: Study, goal: Goal, done: bool) -> int:
     rows, path = write_table(made, goal.metric)
-    command = f"{shlex.quote(program('fleetfoot'))} sweep --folder {shlex.quote(str(made.folder))}"
+    command = typed("fleetfoot", "sweep", "--folder", made.folder)
     if not done:
         print(f"interrupted and saved; to continue:\n  {command}")
         return INTERRUPTED
@@ -27,13 +26,11 @@ def finish(made: Study, goal: Goal, done: bool) -> int:
         check_metric(made.seed_folders(rows[0].name)[0], goal.metric)
     complete.sort(key=lambda row: row.mean if goal.minimize else -row.mean)
     show(complete, goal, len(rows))
-    compare = f"{shlex.quote(program('fleetfoot'))} compare {shlex.quote(str(made.folder))}"
+    compare = typed("fleetfoot", "compare", made.folder)
     print(f"all of them in {path}; with intervals and curves:\n  {compare}")
     if complete:
         best = made.seed_folders(complete[0].name)[0]
-        print(
-            f"to train the best again:\n  {shlex.quote(program('fleetfoot'))} train {shlex.quote(str(best))}"
-        )
+        print(f"to train the best again:\n  {typed('fleetfoot', 'train', best)}")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from fleetfoot.cli.run_folder import best_seed, command_line
 from fleetfoot.cli.which_recipe import find_recipe, modules_of
 from fleetfoot.config import to_json
 from fleetfoot.errors import UserError, one_line
-from fleetfoot.extras import program
+from fleetfoot.extras import typed
 from fleetfoot.log import curve, plot_text
 from fleetfoot.recipe import Result
 from fleetfoot.run.folder import has_checkpoint, read_recipe, seed_folders
@@ -154,5 +153,5 @@ def report(
     if can_film:
         lines.append("  " + command_line("record", folder, imports=imports))
     if events.is_dir():
-        lines.append(f"  {shlex.quote(program('tensorboard'))} --logdir {shlex.quote(str(folder))}")
+        lines.append("  " + typed("tensorboard", "--logdir", folder))
     return "\n".join(lines)

@@ -84,10 +84,8 @@ class EagerLearner:
     ):
         self.agent, self.memory, self.rows, self.update = agent, memory, rows, update
         self.gather, self.timer = gather, timer
-        self.half, self.counts = (
-            half,
-            half != "update_policy",
-        )  # those do not count as updates of the agent
+        self.half = half
+        self.counts = half != "update_policy"  # those do not count as updates of the agent
         self.periods = (periods(agent) or ()) if self.counts else ()
         self.takes_errors = memory if isinstance(memory, TakesErrors) else None
         self.trims = memory if isinstance(memory, Trims) else None

@@ -15,7 +15,7 @@ from fleetfoot.nn.linear import LayerNorm, Linear, orthogonal_
 from fleetfoot.nn.network import Network
 from fleetfoot.nn.spectral import SpectralLinear
 
-Activation: TypeAlias = Literal["relu", "leaky_relu", "elu", "tanh", "crelu"]
+Activation: TypeAlias = Literal["relu", "leaky_relu", "elu", "silu", "tanh", "crelu"]
 Start: TypeAlias = Literal["torch", "orthogonal"]
 
 
@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
+    "silu": nn.SiLU,
     "tanh": nn.Tanh,
     "crelu": CReLU,
 }
@@ -84,7 +85,7 @@ class MLPConfig:
     layer_norm: bool = False
     """LayerNorm between each hidden layer and its activation."""
     activation: tuple[Activation, ...] = ("relu",)
-    """relu, leaky_relu, elu, tanh or crelu: one for all hidden layers, or one each. `hidden` counts features
+    """relu, leaky_relu, elu, silu, tanh or crelu: one for all hidden layers, or one each. `hidden` counts features
     after the activation; crelu makes two per unit, so a layer then has half as many units."""
     head_std: float | None = None
     """Initialise the output layer with N(0, head_std^2) and zero bias, instead of torch's default."""

@@ -45,7 +45,7 @@ class RewardScale(nn.Module):
     @staticmethod
     def into(v_min: float, v_max: float, spec: EnvSpec, gamma: float) -> RewardScale:
         """Of one set of environments, for critics whose values lie between the two bounds."""
-        if not gamma < 1.0 and spec.episode_length is not None:
+        if not gamma < 1.0:
             raise UserError(
                 "rewards are scaled by the returns here, and with --gamma 1 those of episodes that a time limit ends "
                 "grow forever; give a gamma below 1."

@@ -188,7 +188,7 @@ class SimulatedRobot:
 
     def push(self, velocity: Sequence[float]) -> None:
         """Change the velocity of the base in the plane at once, in its own frame (m/s)."""
-        if not self.built.free:
+        if not self.built.pushable:
             return
         cos, sin = np.cos(self.heading()), np.sin(self.heading())
         forward, left = velocity
@@ -215,7 +215,8 @@ class SimulatedRobot:
 
     def power(self) -> float:
         """What its joints do and take, together (W)."""
-        return float(np.abs(self.data.actuator_force * self.data.qvel[self.built.v]).sum())
+        force = self.data.actuator_force * self.model.actuator_gear[:, 0]
+        return float(np.abs(force * self.data.qvel[self.built.v]).sum())
 
     def fallen(self) -> bool:
         """It lies, or the simulation has exploded."""

@@ -26,14 +26,15 @@ class Estimate:
     replay_bytes: int
 
     def parameters(self) -> dict[str, int]:
-        """The numbers of each network of the agent. One with two names has the first."""
+        """The numbers of each network of the agent. What two of them share counts in the first."""
         found: dict[str, int] = {}
-        counted: set[int] = set()
+        counted: set[nn.Parameter] = set()
         for name, module in vars(self.agent).items():
-            if isinstance(module, nn.Module) and id(module) not in counted:
-                counted.add(id(module))
-                if count := sum(parameter.numel() for parameter in module.parameters()):
-                    found[name] = count
+            if isinstance(module, nn.Module):
+                own = set(module.parameters()) - counted
+                counted |= own
+                if own:
+                    found[name] = sum(parameter.numel() for parameter in own)
         return found
 
 

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfoot.envs.robot.joints import Joints, servos, targets, units
+from fleetfoot.envs.robot.joints import Joints, damping_of_actuators, servos, targets, units
 from fleetfoot.envs.robot.returns import check_told
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def describe_joints(
 ) -> dict[str, Any]:
     """`joints` as JSON values. An action a tells them `offset + scale * a`."""
     servo = servos(model)
-    force = np.where(
-        model.actuator_forcelimited.astype(bool), model.actuator_forcerange[:, 1], np.inf
-    )
+    # Of the joint: a gear that could not be folded in multiplies it, and may turn the range around.
+    force = (model.actuator_forcerange * model.actuator_gear[:, :1]).max(1)
+    force = np.where(model.actuator_forcelimited.astype(bool), force, np.inf)
     limited = model.jnt_actfrclimited[joints.ids].astype(bool)
     force = np.minimum(force, np.where(limited, model.jnt_actfrcrange[joints.ids][:, 1], np.inf))
     limited = model.jnt_limited[joints.ids].astype(bool)
@@ -58,7 +58,7 @@ def describe_joints(
         _or_none(target_low),
         _or_none(target_high),
         np.where(servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
-        (model.dof_damping[joints.v] - model.actuator_biasprm[:, 2]).tolist(),
+        (model.dof_damping[joints.v] + damping_of_actuators(model)).tolist(),
         _or_none(force),
         strict=True,
     )

@@ -72,6 +72,13 @@ def told_velocity(model: mujoco.MjModel) -> NDArray[np.bool_]:
     return told
 
 
+def damping_of_actuators(model: mujoco.MjModel) -> Array:
+    """[U] The force with which each opposes a velocity of 1, where it is such a number."""
+    linear = _linear(model) & (model.actuator_biastype == AFFINE)
+    gains: Array = np.where(linear, -model.actuator_biasprm[:, 2], 0.0)
+    return gains
+
+
 def units(model: mujoco.MjModel, joints: Joints) -> list[str | None]:
     """What a target is measured in; None where it is none of these."""
     hinge = model.jnt_type[joints.ids] == mujoco.mjtJoint.mjJNT_HINGE

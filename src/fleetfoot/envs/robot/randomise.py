@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleetfoot.config import part
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
 from fleetfoot.envs.robot.heights import around
-from fleetfoot.envs.robot.joints import told_velocity
+from fleetfoot.envs.robot.joints import damping_of_actuators, told_velocity
 from fleetfoot.envs.robot.robot import Array, Built
 from fleetfoot.errors import UserError
 
@@ -200,7 +200,7 @@ def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
             f"{joints.names[int(limited.argmin())]!r} of {robot.robot.name} is not limited; give its actuator a "
             "forcerange, or leave strength out."
         )
-    damping = model.actuator_biasprm[:, 2] * damps(model)
+    damping = damping_of_actuators(model) * damps(model)
     factors = {
         "kd": ("damping", (model.dof_damping[robot.v], damping)),
         "joint_friction": ("frictionloss", (model.dof_frictionloss[robot.v],)),
@@ -216,5 +216,6 @@ def _check_effect(cfg: RandomiseConfig, robot: Built) -> None:
 
 def damps(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Where an actuator's velocity gain is damping. One that tracks a velocity has a single number for both."""
-    no_position: NDArray[np.bool_] = model.actuator_biasprm[:, 1] == 0
-    return ~(told_velocity(model) & no_position)
+    tracks = told_velocity(model) & (model.actuator_biasprm[:, 1] == 0)
+    damped: NDArray[np.bool_] = (damping_of_actuators(model) != 0) & ~tracks
+    return damped

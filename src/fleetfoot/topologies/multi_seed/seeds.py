@@ -84,12 +84,19 @@ def _why_apart(saved: Sequence[dict[int, Path]], common: int | None) -> str | No
     """Why seeds with these checkpoints do not go on together from `common`; None: they do."""
     if common is None:
         return "they have no checkpoints of the same vec step" if any(saved) else None
-    # A kill leaves some of them one save ahead; who is further was continued alone, and loses nothing.
-    if any(sum(step > common for step in steps) > 1 for steps in saved):
+    # A kill leaves some of them one save ahead, of the same recipe. Who is further was continued alone, and loses
+    # nothing.
+    ahead = [sum(step > common for step in steps) for steps in saved]
+    if max(ahead) > 1 or (any(ahead) and len({_length(steps[max(steps)]) for steps in saved}) > 1):
         return "some of them are further than others"
     if len({_counts(steps[common]) for steps in saved}) > 1:
         return "they have not made as many updates, or do not hold as many rows in their replays"
     return None
+
+
+def _length(folder: Path) -> Any:
+    recipe = checkpoint.sealed_recipe(folder)
+    return recipe.get("total_vec_steps") if isinstance(recipe, dict) else None
 
 
 def _counts(folder: Path) -> tuple[Any, ...]:
@@ -106,6 +113,9 @@ def not_beyond(folders: Sequence[Path], total_vec_steps: int) -> list[Path]:
     newest = {folder: max(saved_steps(folder), default=0) for folder in folders}
     if min(newest.values()) > total_vec_steps:
         raise beyond(folders[0].parent, min(newest.values()), total_vec_steps)
+    for folder, step in newest.items():
+        if step > total_vec_steps:
+            tell(f"{folder.name} is at vec step {step} already, and stays as it is.")
     return [folder for folder in folders if newest[folder] <= total_vec_steps]
 
 
