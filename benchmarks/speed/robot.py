@@ -1,4 +1,4 @@
-"""How fast the robots are, beside the bare physics, and whether a recorded vec step is the eager one.
+"""How fast the robots are, beside the bare physics, and whether a captured vec step is the eager one.
 
 On a GPU the bare physics is one CUDA graph of MuJoCo Warp's timesteps, nothing else. On a CPU it is one call of
 `mujoco.rollout`. Both start from the same standing robots as the environment, and take turns with it.
@@ -37,7 +37,7 @@ def bench_robot(
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds per vec step of each robot, variant and size: bare physics, the environment, and their ratio.
 
-    `vec_steps` is the length of a turn. `check`: on a GPU, recorded vec steps are compared with eager ones first, and a
+    `vec_steps` is the length of a turn. `check`: on a GPU, captured vec steps are compared with eager ones first, and a
     difference beyond rounding is an error.
     """
     place = resolve_device(device)
@@ -45,7 +45,7 @@ def bench_robot(
         raise UserError("bench robot needs robots, variants, sizes and vec_steps of at least 1.")
     result: dict[str, Any] = {"device": str(place)}
     if check and place.type == "cuda":
-        result["recorded_against_eager"] = [check_recorded(name, place, seed) for name in robots]
+        result["captured_against_eager"] = [check_captured(name, place, seed) for name in robots]
         yield result
     engine: Literal["warp", "cpu"] = "warp" if place.type == "cuda" else "cpu"
     result["milliseconds_per_vec_step"] = []
@@ -59,8 +59,8 @@ def bench_robot(
                 yield result
 
 
-def check_recorded(robot: str, device: torch.device, seed: int) -> dict[str, Any]:
-    """Largest differences between a recorded and an eager set. UserError where they are more than rounding.
+def check_captured(robot: str, device: torch.device, seed: int) -> dict[str, Any]:
+    """Largest differences between a captured and an eager set. UserError where they are more than rounding.
 
     Sums of the physics have no fixed order on a GPU, so after the first vec step the two differ by rounding, and later
     by more. Episodes are short, so that restarts are compared too: those are exact.
@@ -68,7 +68,7 @@ def check_recorded(robot: str, device: torch.device, seed: int) -> dict[str, Any
     config = RobotConfig(robot=robot, engine="warp", episode_length=3)
     both = [
         dataclasses.replace(config, execution=way).build(64, seed, device)
-        for way in ("eager", "recorded")
+        for way in ("eager", "captured")
     ]
     obs = [env.reset() for env in both]
     row: dict[str, Any] = {"robot": robot, "reset": gap(obs[0].critic, obs[1].critic)}
@@ -86,7 +86,7 @@ def check_recorded(robot: str, device: torch.device, seed: int) -> dict[str, Any
         env.close()
     exact = [value for name, value in row.items() if name.startswith(("reset", "restart"))]
     if max(exact) > 0.0 or row["reward_1"] > 1e-3 or row["obs_1"] > 0.1:
-        raise UserError(f"recorded vec steps of {robot} differ from eager ones: {row}")
+        raise UserError(f"captured vec steps of {robot} differ from eager ones: {row}")
     return row
 
 
@@ -146,7 +146,7 @@ def bare_physics(env: RobotEnv) -> Callable[[], object]:
 
         return roll
     with torch.cuda.stream(torch.cuda.Stream(engine.device)):  # type: ignore[no-untyped-call]
-        engine.record()  # which the default stream does not allow
+        engine.capture()  # which the default stream does not allow
     graph = engine._graph
     engine._graph = None
     return lambda: engine.wp.capture_launch(graph, stream=engine._stream())

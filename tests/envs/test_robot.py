@@ -794,7 +794,7 @@ def test_descriptions_tell_what_a_real_robot_needs() -> None:
 
 def test_a_run_of_a_gpu_is_evaluated_on_a_cpu_by_the_cpu_engine() -> None:
     """Warp's own CPU device is many times slower, and its packages may be missing."""
-    trained = RobotConfig(engine="warp", execution="recorded", threads=1)
+    trained = RobotConfig(engine="warp", execution="captured", threads=1)
     with pytest.warns(Notice, match="'warp' needs a GPU") as notices:
         env = trained.for_evaluation().build(2, 0, CPU)
     assert len(notices) == 1
@@ -803,8 +803,8 @@ def test_a_run_of_a_gpu_is_evaluated_on_a_cpu_by_the_cpu_engine() -> None:
     assert torch.equal(env.reset().critic, wanted.reset().critic)
     for action in actions(2, 12, 5):
         assert torch.equal(env.step(action).next_obs.critic, wanted.step(action).next_obs.critic)
-    with pytest.raises(UserError, match="recorded execution needs"), pytest.warns(Notice):
-        trained.build(2, 0, CPU)  # only an evaluation leaves out recording
+    with pytest.raises(UserError, match="captured execution needs"), pytest.warns(Notice):
+        trained.build(2, 0, CPU)  # only an evaluation leaves out capturing
 
 
 @pytest.mark.parametrize(("engine", "on_gpu"), [("auto", "cuda"), ("warp", "cuda"), ("cpu", "cpu")])
@@ -830,7 +830,7 @@ def test_auto_says_nothing_on_a_cpu(recwarn: pytest.WarningsRecorder) -> None:
         ({"robot": "t1", "gait": "trot"}, "t1 has no trot"),
         ({"gait": "trot", "ground": "rough"}, "use --env.ground flat"),
         ({"conditions": ConditionsConfig(noise_of=("nose=1",))}, "does not observe 'nose'"),
-        ({"execution": "recorded"}, "needs the engine 'warp' on a GPU"),
+        ({"execution": "captured"}, "needs the engine 'warp' on a GPU"),
     ],
 )
 def test_mistakes_are_one_line(fields: dict[str, object], message: str) -> None:

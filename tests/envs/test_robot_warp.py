@@ -203,20 +203,20 @@ def test_both_engines_stand_on_the_same_ground(robot: str, ground: Ground, apart
     assert not (warp.engine._overflow & warp.engine._serious).any()
 
 
-def test_recorded_is_eager() -> None:
-    eager, recorded = (
+def test_captured_is_eager() -> None:
+    eager, captured = (
         RobotConfig(engine="warp", episode_length=4).build(3, 0, CPU) for _ in range(2)
     )
     eager.reset()
-    recorded.reset()
+    captured.reset()
     script = actions(eager, 8)
-    for env in (eager, recorded):
+    for env in (eager, captured):
         env.step(script[0])
-    recorded.engine.record()  # type: ignore[attr-defined]
-    state = eager.state_dict()  # a recording runs nothing, but may leave its mark on a CPU
-    recorded.load_state_dict(state)
+    captured.engine.capture()  # type: ignore[attr-defined]
+    state = eager.state_dict()  # a capture runs nothing, but may leave its mark on a CPU
+    captured.load_state_dict(state)
     for action in script[1:]:
-        one, other = eager.step(action), recorded.step(action)
+        one, other = eager.step(action), captured.step(action)
         assert torch.equal(one.next_obs.critic, other.next_obs.critic)
         assert torch.equal(one.reward, other.reward)
         assert torch.equal(one.obs.critic, other.obs.critic)

@@ -6,14 +6,14 @@ return, so that nobody chooses a value range. With R, d the folded reward and di
 atoms on [-v_max, v_max], alpha the temperature, k the updates so far:
 
     every `policy_every` updates, the first included:
-    (1)  a, log pi ~ policy(s), in training mode on the joint rows (s, s')
+    (1)  a, log pi ~ policy(s); BatchNorm statistics come from s and s' together
     (2)  policy loss = mean_batch [alpha log pi(a|s) - min_i E[Z_i(s, a)]], the critic in evaluation mode
     (3)  temperature loss = alpha (H - H*),  H = -mean_batch log pi(a|s),  H* = A/2 ln(2 pi e target_std^2)
     every update:
     (4)  a', log pi' ~ policy(s'), the policy as (2) left it, in evaluation mode
-    (5)  p_i = softmax(critic_target_i), in training mode on the joint rows ((s, a), (s', a')), of which s' counts
+    (5)  p_i = softmax(critic_target_i(s', a')); BatchNorm statistics come from (s, a) and (s', a') together
     (6)  target = project(p_j, y),  y = clip(R / S + d (z - alpha log pi'), -v_max, v_max),  j = argmin_i E[p_i . y]
-    (7)  critic loss = mean_i mean_batch CE(target, critic_i), in training mode on the same rows, of which s counts
+    (7)  critic loss = mean_i mean_batch CE(target, critic_i(s, a)); statistics as in (5)
     (8)  critic_target <- (1 - tau) critic_target + tau critic, parameters alone
     (9)  with `smoothness`, (2) also has  smoothness * mean_batch,A (tanh mu(s) - tanh mu(s'))^2,  mu the policy's mean
 

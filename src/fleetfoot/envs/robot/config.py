@@ -104,9 +104,9 @@ class RobotConfig:
     """Commands begin small and grow with success, for each robot separately."""
     conditions: ConditionsConfig = ConditionsConfig()
     execution: Execution = "auto"
-    """How a GPU runs the vec step; auto: recorded as a CUDA graph."""
+    """How a GPU runs the vec step; auto: captured as a CUDA graph."""
     deterministic: bool = False
-    """On a GPU: the same bits from the same seed. Such steps cannot be recorded and are much slower."""
+    """On a GPU: the same bits from the same seed. Such steps cannot be captured and are much slower."""
     render_width: int = 640
     """Pixels."""
     render_height: int = 480
@@ -167,8 +167,8 @@ class RobotConfig:
             clip_reward=True,
             curriculum=False,
             conditions=self.conditions.for_evaluation(),
-            # A GPU may have trained what a CPU evaluates, where nothing can be recorded.
-            execution="auto" if self.execution == "recorded" else self.execution,
+            # A GPU may have trained what a CPU evaluates, where nothing can be captured.
+            execution="auto" if self.execution == "captured" else self.execution,
         )
 
     def _weights(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The seam between a task and the physics. Behind it are CPU threads (`cpu.py`) or MuJoCo Warp (`warp.py`).
 
 What crosses it is one row per robot: control in; positions, velocities and sensors out. The tensors stay where they are
-for as long as the engine lives, so that a recording may hold their addresses.
+for as long as the engine lives, so that a CUDA graph may hold their addresses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many copies of a robot with a task, behind the environment contract.
 
-One vec step is three parts on tensors that stay in place, so that all of it can be recorded as CUDA graphs:
+One vec step is three parts on tensors that stay in place, so that all of it can be captured as CUDA graphs:
 
     A  action -> targets of the joints, pushes          torch
     B  the timesteps of one control step                the engine
@@ -11,7 +11,7 @@ the first step (`engine.make_starts`), so no physics runs for a restart. Random 
 episode, step, channel): they are the same in both engines, and nothing depends on N.
 
     layout.py      where everything lies in the tensors
-    physics.py     which engine, and whether a vec step is recorded (record.py)
+    physics.py     which engine, and whether a vec step is captured (cuda_graph.py)
     describe.py    what whoever runs a policy elsewhere must know
 
 Above 300 lines: the three parts of a step and the contract work on the same tensors.
@@ -289,13 +289,13 @@ class RobotEnv:
         return actor, torch.cat([actor, self._layout.beside(self.task, now)], 1)
 
     def _make_run(self) -> Callable[[], None]:
-        if not self.physics.records(self._on_gpu):
+        if not self.physics.captures(self._on_gpu):
             return self._vec_step
-        from fleetfoot.envs.robot.record import record
+        from fleetfoot.envs.robot.cuda_graph import capture
         from fleetfoot.envs.robot.warp import WarpEngine
 
         assert isinstance(self.engine, WarpEngine)
-        return record(self, self.engine)
+        return capture(self, self.engine)
 
     def _forget(self) -> None:
         """As if nothing had happened yet."""

@@ -15,7 +15,7 @@ from fleetfoot.envs.robot.robot import Built
 from fleetfoot.errors import Notice, UserError
 
 EngineName: TypeAlias = Literal["auto", "cpu", "warp"]
-Execution: TypeAlias = Literal["auto", "eager", "recorded"]
+Execution: TypeAlias = Literal["auto", "eager", "captured"]
 
 # Where the engine `warp` computes. Warp has a CPU device as well, but there MuJoCo's threads are many times as fast;
 # only the tests of that engine add it.
@@ -31,7 +31,7 @@ class PhysicsConfig:
     engine: EngineName = "auto"
     threads: int = 0  # of the CPU engine; 0: as many as there are usable cores
     execution: Execution = "auto"
-    # On a GPU too the same seed gives the same bits. Warp cannot record that: vec steps are eager, and much slower.
+    # On a GPU too the same seed gives the same bits. Warp cannot capture that: vec steps are eager, and much slower.
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -70,10 +70,10 @@ class PhysicsConfig:
 
         return WarpEngine(built, num_envs, substeps, starts, device, randomiser, self.deterministic)
 
-    def records(self, on_gpu: bool) -> bool:
-        """Is a vec step recorded as a CUDA graph?"""
-        if self.execution == "recorded" and (self.deterministic or not on_gpu):
+    def captures(self, on_gpu: bool) -> bool:
+        """Is a vec step captured as a CUDA graph?"""
+        if self.execution == "captured" and (self.deterministic or not on_gpu):
             raise UserError(
-                "recorded execution needs the engine 'warp' on a GPU, and excludes deterministic."
+                "captured execution needs the engine 'warp' on a GPU, and excludes deterministic."
             )
         return on_gpu and self.execution != "eager" and not self.deterministic

@@ -1,7 +1,7 @@
 """What robots are to do, written once in torch for every engine.
 
 A task is a class with the methods below. Each gets a `Now`, in which row i is robot i, and returns new tensors. Four
-rules keep it exact everywhere, and let the whole vec step be recorded as a CUDA graph:
+rules keep it exact everywhere, and let the whole vec step be captured as a CUDA graph:
 
 1. Treat rows independently, and keep nothing between calls but the task's state.
 2. Take random numbers from `draw` alone, and always the same number of them.

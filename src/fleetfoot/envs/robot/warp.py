@@ -1,7 +1,7 @@
 """Robots by the thousands: MuJoCo Warp, whose arrays are torch tensors here, without copies. float32.
 
-On a GPU the timesteps of one control step are some hundred launches; `record.py` makes one graph of them. On a CPU,
-where it serves tests, Warp can record them as well (`record`).
+On a GPU the timesteps of one control step are some hundred launches; `cuda_graph.py` makes one graph of them. On a CPU,
+where it serves tests, Warp can capture them as well (`capture`).
 
 Contacts of all robots lie in one list, and each robot has room for so many constraint rows. What does not fit is
 dropped in silence by the physics; a mask on the device remembers it, and `check` stops the run.
@@ -103,17 +103,17 @@ class WarpEngine:
         with self._on_torch_stream():
             self._substeps()
 
-    def record(self) -> None:
+    def capture(self) -> None:
         """Make one graph of a control step. What it reads and writes stays where it is."""
         with self._on_torch_stream(), self.wp.ScopedCapture(device=str(self.device)) as capture:
             self._substeps()
         self._graph = capture.graph
 
     def within(self) -> None:
-        """The same as a part of what torch is recording on its current stream."""
+        """The same as a part of what torch is capturing on its current stream."""
         with (
             self._on_torch_stream(),
-            # Kernels are loaded already, and cannot be while torch records.
+            # Kernels are loaded already, and cannot be while torch captures.
             self.wp.ScopedCapture(device=str(self.device), force_module_load=False, external=True),
         ):
             self._substeps()

@@ -1,6 +1,6 @@
 """A whole vec step as one CUDA graph: one launch instead of a thousand.
 
-torch records, and Warp adds its kernels to the same recording. Before that everything runs a few times as it is, so
+torch captures, and Warp adds its kernels to the same graph. Before that everything runs a few times as it is, so
 that kernels are compiled and memory has its place. Where a driver refuses, vec steps stay eager, and one line says so.
 """
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from fleetfoot.envs.robot.warp import WarpEngine
 
 WARM_UPS = 3
-RECORDING = threading.Lock()  # two threads that record at once may disturb each other
+CAPTURING = threading.Lock()  # two threads that capture at once may disturb each other
 
 
-def record(env: RobotEnv, engine: WarpEngine) -> Callable[[], None]:
-    """The vec step of `env`, recorded. A reset must follow; it is then as new."""
+def capture(env: RobotEnv, engine: WarpEngine) -> Callable[[], None]:
+    """The vec step of `env`, captured. A reset must follow; it is then as new."""
     stream = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call]
     run = env._vec_step
-    with RECORDING, torch.no_grad(), _collecting_off():
+    with CAPTURING, torch.no_grad(), _collecting_off():
         stream.wait_stream(torch.cuda.current_stream(engine.device))
         with torch.cuda.stream(stream):
             env.reset()
@@ -42,7 +42,7 @@ def record(env: RobotEnv, engine: WarpEngine) -> Callable[[], None]:
                 env._act()
                 engine.within()
                 env._finish()
-            for _ in range(2):  # some drivers record it, and refuse to launch it twice
+            for _ in range(2):  # some drivers capture it, and refuse to launch it twice
                 graph.replay()
             torch.cuda.synchronize(engine.device)
             run = graph.replay
@@ -58,7 +58,7 @@ def record(env: RobotEnv, engine: WarpEngine) -> Callable[[], None]:
 
 @contextmanager
 def _collecting_off() -> Iterator[None]:
-    """A graph that is collected in the middle of a recording would be recorded too."""
+    """A graph that is collected in the middle of a capture would become a part of it."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
