@@ -1,7 +1,7 @@
 # make train [ARGS="RECIPE --field value"]   train (the default recipe, unless ARGS names another)
 # make test  [ARGS="-k replay"]              the tests
 # make coverage                              the same with coverage, 88 % at least; takes half as long again
-# make kernels                               the tests of the GPU kernels in Triton's interpreter, on CPU cores
+# make kernels                               the GPU kernels, on CPU cores: compiled for two GPUs, and tested in Triton's interpreter
 # make play  [ARGS="runs/RUN"]               drive a walking robot, or the policy of a run, in the browser
 # make check                                 lint, format, types, import layering, spelling
 # make docs                                  the documentation as a site, in build/site; a dead link or a missing page fails
@@ -42,7 +42,7 @@ TRITON := build/triton-3.9.0
 kernels: $(VENV)/.installed-dev
 	[ -d $(TRITON) ] || $(PIP) --no-deps --target $(TRITON) triton==3.9.0 || { rm -rf $(TRITON); exit 1; }
 	PYTHONPATH=$(TRITON) $(BIN)/python -c 'import triton'
-	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/ops/test_triton.py $(ARGS)
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/ops/test_triton.py tests/ops/test_triton_compiles.py $(ARGS)
 
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --cov=fleetfoot --cov-report=term $(ARGS)
