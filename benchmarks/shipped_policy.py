@@ -58,7 +58,7 @@ def from_weights(weights: Path, name: str, robot: str, metrics: Path) -> dict[st
     policy.load_state_dict(
         {key.removeprefix(PREFIX): value for key, value in stored.items() if key.startswith(PREFIX)}
     )
-    obs, source, _ = record(recipe, spec, policy, CHECKED)
+    obs, source = record(recipe, spec, policy, CHECKED)
     described = describe.describe(recipe, spec) | {
         "training": {
             "recipe": to_json(trained),

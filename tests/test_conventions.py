@@ -42,7 +42,6 @@ PACKAGES = {
     "imageio_ffmpeg": "imageio",
     "mujoco_playground": "playground",
     "ml_collections": "playground",
-    "sklearn": "scikit-learn",
     "warp": "warp-lang",
     "yaml": "pyyaml",
     "triton": "torch",

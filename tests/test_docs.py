@@ -131,6 +131,7 @@ def test_extras_that_messages_name_are_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     named = set(re.findall(r"install_line\([\"'](\w+)[\"']\)", text))
+    named |= set(re.findall(r"extras\.load\(\s*[\w\"'.]+,\s*\"(\w+)\"", text))
     assert len(named) > 8
     assert named <= set(project["optional-dependencies"])
 

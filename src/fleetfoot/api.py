@@ -264,15 +264,9 @@ def which_there_is(folder: Path | str, which: Which) -> Which:
 
 
 def load_policy(folder: Path | str, which: Which = "best", device: str = "cpu") -> LoadedPolicy:
-    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated).
-
-    No simulator is needed, except for runs of a version that stored no spec.json: their environment is built once.
-    """
-    recipe = read_recipe(folder)
-    spec = read_spec(folder)
-    if spec is None:
-        with _evaluation_env(recipe, seed=0) as env:
-            spec = env.spec
+    """The policy of a run: the one with the best evaluation, or the last (also where nothing was evaluated). No
+    simulator is needed."""
+    recipe, spec = read_recipe(folder), read_spec(folder)
     place = resolve_device(device)
     spec = dataclasses.replace(spec, num_envs=1, task_ids=spec.task_ids[:1], device=place)
     network = _policy(recipe, spec, Path(folder), which, device)

@@ -7,6 +7,7 @@ clone, a wheel or a repository.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import shlex
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleetfoot.errors import UserError
 
@@ -102,6 +103,14 @@ def install_line(*extras: str) -> str:
         else typed("pip", "install", *missing)
     )
     return f"{line} ({'; '.join(advice)})" if advice else line
+
+
+def load(module: str, extra: str, what: str) -> Any:
+    """A module that an extra brings; UserError, with the line that installs it, where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{what}: {install_line(extra)}") from error
 
 
 def check(what: str, modules: Iterable[str], *extras: str) -> None:

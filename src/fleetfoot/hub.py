@@ -7,7 +7,6 @@ newest film, and a card. It is loaded before it counts as pulled, with all the c
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import shutil
@@ -17,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetfoot import api
+from fleetfoot import api, extras
 from fleetfoot.checkpoint.read import read_pointer
 from fleetfoot.checkpoint.version import library
 from fleetfoot.errors import UserError, one_line, writing
-from fleetfoot.extras import install_line
 from fleetfoot.files import open_plain
 from fleetfoot.run.folder import read_recipe
 
@@ -209,12 +207,9 @@ def endpoint() -> str | None:
 
 
 def library_of_hub() -> Any:
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        utils = importlib.import_module("huggingface_hub.utils")
-    except ImportError as error:
-        raise UserError(f"push and pull need huggingface_hub: {install_line('hub')}") from error
-    utils.disable_progress_bars()
+    what = "push and pull need huggingface_hub"
+    hub = extras.load("huggingface_hub", "hub", what)
+    extras.load("huggingface_hub.utils", "hub", what).disable_progress_bars()
     return hub
 
 

@@ -17,6 +17,7 @@ from fleetfoot import recipes
 from fleetfoot.cli.main import COMMANDS, Output, one_line, take_imports
 from fleetfoot.errors import Notice
 from fleetfoot.run import folder as folders
+from fleetfoot.run.stored import write_stored
 from support.command import call, refusal
 
 TINY = "fast_td3/pendulum"
@@ -116,10 +117,10 @@ def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     for command in ("evaluate", "record", "resume"):
         assert "is not a run folder" in refusal(capsys, command, "empty")
-    Path("empty/recipe.json").write_text('{"part": "NoSuchPart"}')
+    write_stored(Path("empty/recipe.json"), "recipe", {"part": "NoSuchPart"})
     assert "--import MODULE" in refusal(capsys, "evaluate", "empty")
     # A field that another version had: the line names the file, since no flag was wrong.
-    Path("empty/recipe.json").write_text('{"part": "AsSampledConfig", "old": 1}')
+    write_stored(Path("empty/recipe.json"), "recipe", {"part": "AsSampledConfig", "old": 1})
     line = refusal(capsys, "resume", "empty")
     assert "empty/recipe.json: AsSampledConfig has no field 'old'" in line
     Path("empty/recipe.json").write_text('{"part": "Rec')

@@ -16,7 +16,7 @@ import pytest
 from fleetfoot.cli.main import COMMANDS
 
 ABSENT = (
-    *("viser", "trimesh", "scipy", "sklearn", "onnx", "onnxscript", "onnxruntime", "matplotlib"),
+    *("viser", "trimesh", "scipy", "onnx", "onnxscript", "onnxruntime", "matplotlib"),
     *("rliable", "pandas", "plotly", "jinja2", "optuna", "yaml", "ray", "huggingface_hub", "wandb"),
     *("trackio", "jax", "brax", "mujoco_playground", "mujoco_warp", "warp", "envpool", "ale_py"),
     *("Box2D", "mjlab", "isaaclab", "humanoid_bench", "stable_baselines3", "playwright"),
@@ -55,7 +55,7 @@ CALLS: dict[tuple[str, ...], tuple[str, str]] = {
     ("compare", "run"): ("compare needs", "'rliable~="),
     ("report", "run"): ("report needs", "'plotly>="),
     ("dashboard", "."): ("dashboard needs", "'plotly>="),
-    ("scale", "fit", "table.csv"): ("fitting laws needs", "'scikit-learn>="),
+    ("scale", "fit", "table.csv"): ("fitting laws needs", "'scipy>="),
     (
         "sweep",
         "fast_td3/pendulum",

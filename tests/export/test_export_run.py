@@ -106,15 +106,13 @@ def test_a_robot_is_exported_with_all_it_needs(
     assert np.allclose(answer.action, again.numpy(), atol=1e-5)
 
 
-def test_a_run_without_a_stored_description_asks_its_environment(go1: Path, tmp_path: Path) -> None:
+def test_a_description_that_is_not_there_or_odd(go1: Path, tmp_path: Path) -> None:
     old = tmp_path / "run"
     shutil.copytree(go1, old)
     spec = read_spec(old)
-    assert spec is not None
     assert spec.description["joints"]
     write_spec(old, replace(spec, description={}))
-    assert len(deploy.load(export_run(old).folder).about.joints) == 12
-    assert export_run(old, draw=True).missing
+    assert export_run(old).missing
     write_spec(old, replace(spec, description={"joints": [{"name": "leg"}]}))
     with pytest.raises(UserError, match=r"has a description that does not follow .*action_offset"):
         export_run(old, draw=True)
@@ -190,7 +188,7 @@ def test_mistakes_get_one_line(
     (new / "recipe.json").write_text((pendulum / "recipe.json").read_text())
     for args, says in (
         ([str(tmp_path / "empty")], "no recipe.json"),
-        ([str(new)], "holds no checkpoint"),
+        ([str(new)], "stopped before it began to train"),
         ([str(pendulum), "--out", str(tmp_path / "mine")], "holds other files (thesis.tex)"),
         ([str(pendulum), "--out", str(tmp_path / "file")], "is a file"),
         ([str(pendulum), "--which", "worst"], "worst"),

@@ -122,7 +122,7 @@ def test_without_the_extra_the_line_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "YAML needs PyYAML: pip install" in refused(written(tmp_path, "a: 1"))
+    assert "YAML needs PyYAML (JSON does not): pip install" in refused(written(tmp_path, "a: 1"))
 
 
 def test_the_recipe_of_a_run_is_trained_again(tmp_path: Path) -> None:

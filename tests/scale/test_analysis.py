@@ -18,7 +18,7 @@ from fleetfoot.scale.table import Key, RunTable, read_table
 from support.extras import needs
 from support.planted_study import Planted, on_law
 
-needs("scipy", "sklearn")
+needs("scipy")
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 RANGE: dict[str, Any] = {"everywhere": (0.0, 1000.0)}

@@ -24,7 +24,7 @@ from fleetfoot.scale.laws import (
 from fleetfoot.scale.table import Key
 from support.extras import needs
 
-needs("scipy", "sklearn")
+needs("scipy")
 
 RATIOS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
 DMC_TASKS = ["cartpole", "cheetah", "dog-stand", "finger", "humanoid-stand", "quadruped", "walker"]

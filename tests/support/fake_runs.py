@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fleetfoot.run.stored import write_stored
+
 
 def make_run(
     root: Path,
@@ -32,7 +34,7 @@ def make_run(
         "seed": seed,
         "total_vec_steps": total or every * len(returns),
     }
-    (folder / "recipe.json").write_text(json.dumps(recipe | changes))
+    write_stored(folder / "recipe.json", "recipe", recipe | changes)
     lines = []
     for k, value in enumerate(returns, 1):
         line: dict[str, Any] = {"vec_steps": k * every, "env_steps": 4 * k * every}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fleetfoot.record import write_film
+from fleetfoot.run.stored import read_stored, write_stored
 from support.fake_runs import make_run
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>&amp;{{ 7 * 7 }}"
@@ -57,9 +58,9 @@ def two_groups(root: Path) -> Path:
 def hostile_run(root: Path) -> Path:
     """A run whose every string tries to become part of the page."""
     folder = full_run(root, "evil/run", 0, task=HOSTILE.replace("/", "\\"))
-    tree = json.loads((folder / "recipe.json").read_text())
+    tree = read_stored(folder / "recipe.json", "recipe")
     tree |= {"name": f"evil/{HOSTILE}", "agent": {"part": HOSTILE, HOSTILE: HOSTILE}}
-    (folder / "recipe.json").write_text(json.dumps(tree))
+    write_stored(folder / "recipe.json", "recipe", tree)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     extra = {HOSTILE: 1.0, f"diagnose/{HOSTILE}": 2.0, f"time/{HOSTILE}_ms": 3.0}
     write_lines(folder, [line | extra for line in lines])

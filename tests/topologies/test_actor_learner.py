@@ -466,8 +466,8 @@ def test_a_block_of_a_new_process_does_not_continue_the_episodes_of_the_one_befo
     )
     learner.fleet = cast(Any, SimpleNamespace(weights=Published(9, None)))
     learner.journal = cast(Any, SimpleNamespace(log=Log([])))
-    for actor, incarnation, sequence in ((0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1), (1, 1, 0)):
-        learner.note(Block(actor, incarnation, sequence, 7, 0.5, {}, None))
+    for actor, sequence in ((0, 0), (1, 0), (0, 1), (1, 1), (1, 0)):
+        learner.note(Block(actor, sequence, 7, 0.5, {}, None))
     assert breaks == restarted == [0, 1, 1]
     assert learner.journal.log.read(Counters())["fleet/lag_versions"] == 2
 

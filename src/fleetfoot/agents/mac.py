@@ -135,10 +135,7 @@ class MAC(Stateful):
         loss = self.policy_loss(rollout.obs)
         metrics |= loss.metrics | {"policy/grad_norm": self.step_policy(loss.loss)}
         polyak_(self.critic_target, self.critic, 1.0)  # (4)
-        with torch.no_grad():
-            pairs = zip(self.norms.buffers(), self.pending_norms.buffers(), strict=True)
-            for norm, pending in pairs:
-                norm.copy_(pending)
+        self.norms.take_over(self.pending_norms)
         self.updates += 1
         return UpdateResult(metrics)
 

@@ -320,12 +320,9 @@ class WMPG(Stateful):
             assert self.step_model is not None
             loss = self.model_loss(self.noise.uniform(cfg.model_batch))
             metrics |= loss.metrics | {"model/grad_norm": self.step_model(loss.loss)}
-        with torch.no_grad():
-            pairs = zip(self.norms.buffers(), self.pending_norms.buffers(), strict=True)
-            for norm, pending in pairs:
-                norm.copy_(pending)
-            if self.autoencoder is not None:
-                self.autoencoder.apply_statistics_()
+        self.norms.take_over(self.pending_norms)
+        if self.autoencoder is not None:
+            self.autoencoder.apply_statistics_()
         self.updates += 1
         return UpdateResult(metrics)
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fleetfoot.checkpoint.tree import Json, unpack
-from fleetfoot.checkpoint.version import migrated
+from fleetfoot.checkpoint.version import check_version
 from fleetfoot.errors import UserError, one_line
 from fleetfoot.files import open_plain, read_bytes, read_json
 
@@ -193,7 +193,7 @@ def _about(folder: Path) -> Json:
         raise UserError(f"{about} cannot be read ({type(error).__name__})") from error
     match body:
         case {"format": str(name), "version": int(version)} if name == FORMAT:
-            body["recipe"] = migrated(body.get("recipe"), version, about)
+            check_version(version, about)
     match body:
         case {
             "format": str(name),

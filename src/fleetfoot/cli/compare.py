@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -14,16 +14,13 @@ from fleetfoot.errors import UserError
 from fleetfoot.extras import check
 
 if TYPE_CHECKING:
-    from fleetfoot.compare import Comparison, Estimate, Group
+    from fleetfoot.compare import Ask, Comparison, Estimate, Group
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Interquartile mean, optimality gap and probability of improvement of groups of runs, with 95 % intervals, and
-    their curves."""
+class Comparing:
+    """What `fleetfoot compare` and `fleetfoot report` take alike."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Run folders, folders of runs, or quoted patterns."""
     by: str = ""
     """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
     metric: Literal["auto", "return", "success"] = "auto"
@@ -32,20 +29,46 @@ class Options:
     """Return that counts as a score of 0, for all tasks."""
     high: float | None = None
     """Return that counts as a score of 1, for all tasks."""
-    ranges: Path | None = None
-    """JSON file with a range per task: {"task": [low, high]}."""
-    at: int | None = None
-    """Env steps at which to compare; by default those of the shortest run of each task."""
     baseline: str = ""
     """The group that the others are compared with; by default the first."""
     unfinished: bool = False
     """Include unfinished runs."""
-    folder: Path = Path("comparison")
-    """Folder for the pictures and compare.json; it replaces those of an earlier comparison."""
     reps: int = 5_000
     """Bootstrap samples."""
     seed: int = 0
     """Seed of the bootstrap; the same runs and seed give the same numbers."""
+
+    def ask(self, **more: Any) -> Ask:
+        from fleetfoot.compare import Ask, Bootstrap
+
+        return Ask(
+            by=fields_of(self.by),
+            metric=self.metric,
+            everywhere=everywhere(self.low, self.high),
+            baseline=self.baseline,
+            unfinished=self.unfinished,
+            bootstrap=Bootstrap(self.reps, self.seed),
+            **more,
+        )
+
+
+def fields_of(by: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in by.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Comparing):
+    """Interquartile mean, optimality gap and probability of improvement of groups of runs, with 95 % intervals, and
+    their curves."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Run folders, folders of runs, or quoted patterns."""
+    ranges: Path | None = None
+    """JSON file with a range per task: {"task": [low, high]}."""
+    at: int | None = None
+    """Env steps at which to compare; by default those of the shortest run of each task."""
+    folder: Path = Path("comparison")
+    """Folder for the pictures and compare.json; it replaces those of an earlier comparison."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -58,16 +81,8 @@ def run(args: list[str], imports: list[str]) -> int:
     from fleetfoot import compare
 
     compare.rliable()
-    ask = compare.Ask(
-        by=tuple(name.strip() for name in options.by.split(",") if name.strip()),
-        metric=options.metric,
-        ranges={} if options.ranges is None else compare.read_ranges(options.ranges),
-        everywhere=everywhere(options.low, options.high),
-        at=options.at,
-        baseline=options.baseline,
-        unfinished=options.unfinished,
-        bootstrap=compare.Bootstrap(options.reps, options.seed),
-    )
+    ranges = {} if options.ranges is None else compare.read_ranges(options.ranges)
+    ask = options.ask(ranges=ranges, at=options.at)
     runs = [compare.read(folder) for folder in compare.find(options.runs)]
     made = compare.compare(runs, ask)
     try:

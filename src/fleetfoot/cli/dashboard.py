@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tyro
 
+from fleetfoot.cli.compare import fields_of
 from fleetfoot.cli.form import parse
 from fleetfoot.cli.report import PACKAGES
 from fleetfoot.errors import UserError, nearest
@@ -41,8 +42,7 @@ def run(args: list[str], imports: list[str]) -> int:
     from fleetfoot.report.serve import serve
 
     compare.rliable()
-    by = tuple(name.strip() for name in options.by.split(",") if name.strip())
-    ask = compare.Ask(by=by, bootstrap=compare.Bootstrap(reps=REPS))
+    ask = compare.Ask(by=fields_of(options.by), bootstrap=compare.Bootstrap(reps=REPS))
     with serve(options.runs, options.port, report.Wish(str(options.runs), ask)) as server:
         print(f"{server.address}  shows {options.runs} (Ctrl-C ends it)", flush=True)
         try:

@@ -6,8 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import one_seed, take_run
+from fleetfoot.cli.run_folder import one_seed, run_and_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +26,7 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_run(args, "evaluate")
-    options = parse(Options, rest, "fleetfoot evaluate RUN")
-    assert folder is not None  # `--help` has left already
+    folder, options = run_and_options(Options, args, "evaluate")
     folder = one_seed(folder)
     from fleetfoot import api
     from fleetfoot.cli.which_recipe import find_recipe

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from fleetfoot.cli.form import parse
-from fleetfoot.cli.run_folder import take_run
+from fleetfoot.cli.run_folder import run_and_options
 from fleetfoot.errors import UserError
 
 
@@ -24,9 +23,7 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_run(args, "push")
-    options: Options = parse(Options, rest, "fleetfoot push RUN USER/NAME")
-    assert folder is not None  # `--help` has left already
+    folder, options = run_and_options(Options, args, "push", "RUN USER/NAME")
     if not options.repo:
         raise UserError("to which repository? fleetfoot push RUN USER/NAME.")
     from fleetfoot import hub

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import tyro
 
-from fleetfoot.cli.compare import everywhere
+from fleetfoot.cli.compare import Comparing
 from fleetfoot.cli.form import parse
 from fleetfoot.errors import UserError
 from fleetfoot.extras import check
@@ -17,7 +16,7 @@ PACKAGES = ("plotly", "jinja2", "rliable")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Comparing):
     """A self-contained HTML page about runs: curves, table, time, diagnostics, videos, recipes, commands."""
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -26,24 +25,8 @@ class Options:
     """The page to write; an earlier one is replaced."""
     title: str = "Training report"
     """Title of the page."""
-    by: str = ""
-    """Group runs by this field of their recipes, or several with commas (agent.tau,num_envs); by default by recipe."""
-    metric: Literal["auto", "return", "success"] = "auto"
-    """What is scored; auto: success if the task reports it, otherwise the return."""
-    low: float | None = None
-    """Return that counts as a score of 0, for all tasks."""
-    high: float | None = None
-    """Return that counts as a score of 1, for all tasks."""
-    baseline: str = ""
-    """The group that the others are compared with; by default the first."""
-    unfinished: bool = False
-    """Also compare unfinished runs."""
     films: int = 1
     """Videos per group, from its best runs; 0: none."""
-    reps: int = 5_000
-    """Bootstrap samples."""
-    seed: int = 0
-    """Seed of the bootstrap."""
 
 
 def run(args: list[str], imports: list[str]) -> int:
@@ -61,15 +44,7 @@ def run(args: list[str], imports: list[str]) -> int:
     from fleetfoot.files import write_text
 
     compare.rliable()
-    ask = compare.Ask(
-        by=tuple(name.strip() for name in options.by.split(",") if name.strip()),
-        metric=options.metric,
-        everywhere=everywhere(options.low, options.high),
-        baseline=options.baseline,
-        unfinished=options.unfinished,
-        bootstrap=compare.Bootstrap(options.reps, options.seed),
-    )
-    wish = report.Wish(options.title, ask, options.films)
+    wish = report.Wish(options.title, options.ask(), options.films)
     page = report.build(compare.find(options.runs), wish)
     write_text(options.out, report.page_html(page))
     size = options.out.stat().st_size

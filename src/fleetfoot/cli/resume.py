@@ -28,14 +28,14 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_run(args, "resume")
-    if folder is None:
+    if args[:1] in (["-h"], ["--help"]):
         print(
             "usage: fleetfoot resume RUN [--total-vec-steps ...] [--restart] [--no-video]\n\n"
             "Continue from a run's last checkpoint. Fields that may change: "
             f"{', '.join(folders.RESUMABLE)}; fleetfoot resume RUN --help shows their values."
         )
         return 0
+    folder, rest = take_run(args, "resume")
     seeds = folders.seed_folders(folder)
     stored = folders.read_recipe(seeds[0] if seeds else folder)
     # Every field is understood, so that one that may not change gets its reason; the help shows those that may.

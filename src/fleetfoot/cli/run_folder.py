@@ -7,15 +7,24 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fleetfoot.errors import UserError, nearest_run
 from fleetfoot.extras import program
 
 
-def take_run(args: list[str], command: str) -> tuple[Path | None, list[str]]:
-    """The run folder that a command's arguments start with, and the arguments after it; None before `--help`."""
-    if args and args[0] in ("-h", "--help"):
-        return None, args
+def run_and_options(
+    form: type, args: list[str], command: str, usage: str = "RUN"
+) -> tuple[Path, Any]:
+    """The run folder that a command's arguments start with, and its options."""
+    from fleetfoot.cli.form import parse
+
+    folder, rest = (Path(), args) if args[:1] in (["-h"], ["--help"]) else take_run(args, command)
+    return folder, parse(form, rest, f"fleetfoot {command} {usage}")  # `--help` ends here
+
+
+def take_run(args: list[str], command: str) -> tuple[Path, list[str]]:
+    """The run folder that a command's arguments start with, and the arguments after it."""
     if not args or args[0].startswith("-"):
         first = "It comes before the options: " if args else ""
         raise UserError(f"which run? {first}fleetfoot {command} RUN{_newest()}")

@@ -9,6 +9,7 @@ import tyro
 
 from fleetfoot.cli.form import parse
 from fleetfoot.errors import UserError, nearest
+from fleetfoot.extras import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +49,14 @@ def run(args: list[str], imports: list[str]) -> int:
     if not place.exists():
         known = [str(path) for path in place.parent.glob("*")]
         raise UserError(f"there is no {place}.{nearest(str(place), known)}")
+    check("fitting laws", ("scipy", "matplotlib"), "scale")
     from fleetfoot.cli.compare import everywhere
     from fleetfoot.compare import read_ranges
-    from fleetfoot.scale import draw, extra, report
+    from fleetfoot.scale import draw, report
     from fleetfoot.scale.analysis import Ask, analyse
     from fleetfoot.scale.curves import Resets
     from fleetfoot.scale.table import read_table
 
-    extra.check()
     ask = Ask(
         thresholds=options.thresholds,
         ranges={} if options.ranges is None else read_ranges(options.ranges),

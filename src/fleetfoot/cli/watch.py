@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from fleetfoot.cli.form import parse
 from fleetfoot.cli.play import check_port
-from fleetfoot.cli.run_folder import take_run
+from fleetfoot.cli.run_folder import run_and_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +20,8 @@ class Options:
 
 
 def run(args: list[str], imports: list[str]) -> int:
-    folder, rest = take_run(args, "watch")
-    options = parse(Options, rest, "fleetfoot watch RUN")
+    folder, options = run_and_options(Options, args, "watch")
     check_port(options.port)
-    assert folder is not None  # `--help` has left already
     from fleetfoot.play import watch
 
     with contextlib.suppress(KeyboardInterrupt):  # this is how it ends

@@ -220,18 +220,18 @@ def _scale(runs: list[Run], task: str, tasks: int, ask: Ask, notes: list[str]) -
     return TaskScale(metric, bounds, at)
 
 
-def _values(run: Run, scale: TaskScale) -> Floats:
-    """The scores of all evaluations of a run."""
+def scores(run: Run, scale: TaskScale | None) -> Floats:
+    """All evaluations of a run as scores; returns where there is no scale."""
+    if scale is None:
+        return run.returns
     values = run.returns if scale.metric == "return" or run.success is None else run.success
-    if scale.range is None:
-        return values
-    low, high = scale.range
+    low, high = scale.range or (0.0, 1.0)
     return (values - low) / (high - low)
 
 
 def _score(run: Run, scale: TaskScale) -> float:
     """The score at the step of the comparison, interpolated linearly between two evaluations."""
-    return float(np.interp(scale.at_env_steps, run.env_steps, _values(run, scale)))
+    return float(np.interp(scale.at_env_steps, run.env_steps, scores(run, scale)))
 
 
 def _group(
@@ -287,7 +287,7 @@ def _curve(
     if axis == "train_seconds" or len(grid) > MAX_POINTS:  # no two runs share points in time
         grid = np.linspace(first, last, min(MAX_POINTS, 4 * max(len(x) for x in positions)))
     samples = [
-        np.stack([np.interp(grid, getattr(run, axis), _values(run, scales[task])) for run in of])
+        np.stack([np.interp(grid, getattr(run, axis), scores(run, scales[task])) for run in of])
         for task, of in runs.items()
     ]
     y, interval = boot(interquartile_mean, *samples)
@@ -296,4 +296,4 @@ def _curve(
 
 
 def _run_curve(run: Run, scale: TaskScale, axis: Axis) -> Curve:
-    return Curve(getattr(run, axis).tolist(), _values(run, scale).tolist(), None, None)
+    return Curve(getattr(run, axis).tolist(), scores(run, scale).tolist(), None, None)

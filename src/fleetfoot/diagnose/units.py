@@ -80,18 +80,7 @@ def feature_norm(features: Tensor) -> Tensor:
 @torch.no_grad()
 def parameter_norm(network: nn.Module) -> Tensor:
     """Norm of all parameters as one vector."""
-    return _norm([p for p in network.parameters() if p.requires_grad])
-
-
-def gradient_norm(loss: Tensor, network: nn.Module) -> Tensor:
-    """Norm of the gradient of `loss` with respect to all parameters of `network`. Their `.grad` does not change."""
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-    return _norm([grad for grad in grads if grad is not None])
-
-
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    norms = [torch.linalg.vector_norm(x.detach().float()) for x in tensors]
+    norms = [torch.linalg.vector_norm(p.float()) for p in network.parameters() if p.requires_grad]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,11 +23,11 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetfoot import extras
 from fleetfoot.config import at_least, part
 from fleetfoot.data import Discrete, EnvSpec, Obs, Step
-from fleetfoot.envs.host import HostEnv
+from fleetfoot.envs.host import HostEnv, seeds_of_copies
 from fleetfoot.errors import UserError, nearest
-from fleetfoot.extras import install_line
 from fleetfoot.system import usable_cores
 
 FRAME_SKIP = 4  # frames of the console per step
@@ -149,14 +148,9 @@ class AtariEnv(HostEnv):
             step_seconds=FRAME_SKIP * FRAME_SECONDS,
             description={"actions": self._buttons()},
         )
-        # Word i of nothing but (seed, i): the same for any number of consoles.
-        self.seeds: NDArray[np.int64] | None = np.array(
-            [
-                np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0] >> 1
-                for i in range(num_envs)
-            ],
-            dtype=np.int64,  # 31 bits of it are used: ale-py takes a negative seed as none
-        )
+        # 31 bits of each are used: ale-py takes a negative seed as none.
+        words = [word >> 1 for word in seeds_of_copies(seed, num_envs)]
+        self.seeds: NDArray[np.int64] | None = np.array(words, dtype=np.int64)
         self.clock = np.zeros(num_envs, dtype=np.int64)  # vec steps of each running game
         self.lives = np.zeros(num_envs, dtype=np.int32)
         self.past = np.zeros(num_envs, dtype=np.int64)  # frames in the stack from an earlier life
@@ -254,9 +248,4 @@ def _games() -> dict[str, str]:
 
 
 def _load(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(
-            f"Atari games need ale-py 0.12.1 or newer: {install_line('atari')}"
-        ) from None
+    return extras.load(module, "atari", "Atari games need ale-py 0.12.1 or newer")

@@ -25,7 +25,7 @@ from torch import Tensor
 from fleetfoot.config import part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.gym_copy import FAULT, how_it_ended, make_copy, names, silent
-from fleetfoot.envs.host import HostEnv
+from fleetfoot.envs.host import HostEnv, seeds_of_copies
 from fleetfoot.envs.info import InfoRows
 from fleetfoot.envs.vec_env import EnvFault, check_module
 from fleetfoot.errors import Hung, UserError
@@ -92,11 +92,7 @@ class GymEnv(HostEnv):
         ]
         cls = AsyncVectorEnv if config.asynchronous else SyncVectorEnv
         self.envs: Any = cls(makes, autoreset_mode=AutoresetMode.SAME_STEP)
-        # Word i of nothing but (seed, i): the same for any number of copies.
-        self.seeds = [
-            int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0])
-            for i in range(num_envs)
-        ]
+        self.seeds = seeds_of_copies(seed, num_envs)
         self.planted = self.broken = False
         self.info = InfoRows(num_envs)
         self.closed = False

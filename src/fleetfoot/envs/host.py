@@ -14,6 +14,15 @@ from fleetfoot.envs.info import InfoRows
 from fleetfoot.errors import UserError
 
 
+def seeds_of_copies(seed: int, num_envs: int) -> list[int]:
+    """32 bits each, of nothing but (seed, i): the same for any number of copies."""
+    words = (
+        np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)
+        for i in range(num_envs)
+    )
+    return [int(word[0]) for word in words]
+
+
 class NoState:
     """The half of `VecEnv` that saves and restores, where the simulator cannot."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +19,10 @@ ENVS = 10  # environments that are recorded, side by side
 
 
 class Observed(NamedTuple):
-    """Observations, where they come from, and what their environment told, if there was one."""
+    """Observations, and where they come from."""
 
     obs: Obs
     source: str
-    description: Mapping[str, Any] = {}
 
 
 def observe(
@@ -66,7 +64,7 @@ def record(recipe: Recipe, spec: EnvSpec, policy: nn.Module, rows: int) -> Obser
     if spec.tasks:
         task = torch.cat([one.task for one in seen if one.task is not None])[:rows]
     source = "recorded in the evaluation environment"
-    return Observed(Obs(actor, actor, task), source, env.spec.description)
+    return Observed(Obs(actor, actor, task), source)
 
 
 def drawn(spec: EnvSpec, policy: nn.Module, rows: int) -> Obs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -64,9 +63,7 @@ def export_run(
     policy, spec = api.load_policy(folder, which)
     chosen = api.which_there_is(folder, which)
     loaded = checkpoint.load(folder, which=chosen, with_replay=False)
-    obs, source, told = observe(recipe, spec, policy.network, CHECKED, draw=draw)
-    if not spec.description:  # a run of a version that stored none
-        spec = dataclasses.replace(spec, description=told)
+    obs, source = observe(recipe, spec, policy.network, CHECKED, draw=draw)
     try:
         module = graph.Exported(policy.network, spec).eval().requires_grad_(False)
         known = describe.describe(recipe, spec)

@@ -98,9 +98,8 @@ class Log:
             key = device, tuple(column for column, _ in pairs)
             values = torch.stack([value for _, value in pairs])
             if key not in self._sums:
-                # float64, so that long intervals lose nothing; one GPU family does not have it.
-                wide = torch.float32 if device.type == "mps" else torch.float64
-                self._sums[key] = torch.zeros(len(pairs), dtype=wide, device=device)
+                # float64, so that long intervals lose nothing.
+                self._sums[key] = torch.zeros(len(pairs), dtype=torch.float64, device=device)
             self._sums[key] += values
 
     def add_total(self, name: str, total: float, count: float) -> None:

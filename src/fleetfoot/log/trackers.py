@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fleetfoot import extras
 from fleetfoot.errors import UserError, one_line, writing
-from fleetfoot.extras import install_line
 from fleetfoot.files import read_bytes, write_text
 from fleetfoot.log.meter import Counters
 
@@ -41,12 +41,7 @@ class WandB:
         group: str = "",
         tags: tuple[str, ...] = (),
     ) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                f"W&B logging needs the wandb package: {install_line('wandb')}"
-            ) from error
+        wandb = extras.load("wandb", "wandb", "W&B logging needs the wandb package")
         run_id = _id(folder, "wandb-id.txt")
         try:
             self._run = wandb.init(
@@ -86,12 +81,7 @@ class Trackio:
     """A run in Trackio: on this machine, or in the Hugging Face Space that the variable TRACKIO_SPACE_ID names."""
 
     def __init__(self, project: str, folder: Path, *, config: Any = None, group: str = "") -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise UserError(
-                f"Trackio logging needs the trackio package: {install_line('trackio')}"
-            ) from error
+        trackio = extras.load("trackio", "trackio", "Trackio logging needs the trackio package")
         # A run is known by its name alone, so that of another folder must not be equal.
         name = f"{folder.name}-{_id(folder, 'trackio-id.txt')}"
         try:

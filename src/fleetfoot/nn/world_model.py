@@ -123,8 +123,6 @@ class WorldModelConfig:
     continuation."""
 
     def __post_init__(self) -> None:
-        if self.predict not in ("delta", "absolute"):
-            raise UserError(f"predict must be delta or absolute, not {self.predict!r}.")
         if self.linear_beyond is not None and not self.linear_beyond > 0.0:
             raise UserError(f"linear_beyond must be above 0, not {self.linear_beyond}.")
         if self.squash_reward and self.reward_values:

@@ -16,7 +16,7 @@ from fleetfoot.play.extra import check
 from fleetfoot.play.native import play_native
 from fleetfoot.play.page import LOOPBACK
 from fleetfoot.play.session import RobotSession
-from fleetfoot.play.source import Source, needs_export, open_source
+from fleetfoot.play.source import Source, needs_export, open_source, plays_as_robot
 from fleetfoot.play.watcher import NEWEST, CurvesPanel, Watcher
 from fleetfoot.run.folder import read_recipe
 
@@ -94,12 +94,8 @@ def watch(
 
 
 def watched(policy: deploy.Policy, env: Any) -> Source:
-    about = policy.about
-    if robots.is_robot(about):
-        try:
-            return Source({NEWEST: policy}, robots.find(about), None)
-        except UserError:
-            pass  # a robot of the user's own: its environment draws it
+    if plays_as_robot(policy.about, None):
+        return Source({NEWEST: policy}, robots.find(policy.about), None)
     return Source({NEWEST: policy}, None, env)
 
 

@@ -50,7 +50,7 @@ def open_source(
             if recipe is None and is_a_run(place):
                 recipe = read_recipe(place)
     first = next(iter(policies.values()))
-    if _plays_as_robot(first.about, model):
+    if plays_as_robot(first.about, model):
         for policy in policies.values():
             check_same(first.about, policy.about)
         return Source(policies, robot.find(first.about, model, ground), None)
@@ -106,7 +106,7 @@ def check_same(one: deploy.About, other: deploy.About) -> None:
             )
 
 
-def _plays_as_robot(about: deploy.About, model: Path | None) -> bool:
+def plays_as_robot(about: deploy.About, model: Path | None) -> bool:
     """A robot of the package, or one whose model is given. Any other is drawn by its environment."""
     if not robot.is_robot(about):
         return False

@@ -14,16 +14,14 @@ A file is read like a stranger's run: it names parts that are imported already, 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from fleetfoot import recipes
+from fleetfoot import extras, recipes
 from fleetfoot.config import PARTS, to_json
 from fleetfoot.errors import UserError, one_line
-from fleetfoot.extras import install_line
 from fleetfoot.files import read_bytes
 from fleetfoot.recipe import Recipe
 from fleetfoot.run.folder import from_stored, load_own_parts, read_recipe
@@ -135,10 +133,7 @@ def _table(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _yaml() -> Any:
-    try:
-        return importlib.import_module("yaml")
-    except ImportError:
-        raise UserError(f"YAML needs PyYAML: {install_line('yaml')}; or use JSON.") from None
+    return extras.load("yaml", "yaml", "YAML needs PyYAML (JSON does not)")
 
 
 def _plain_loader(yaml: Any) -> Any:

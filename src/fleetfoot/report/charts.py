@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fleetfoot.compare import Group
-from fleetfoot.compare.comparison import Axis, TaskScale
-from fleetfoot.compare.runs import Floats, Run
+from fleetfoot.compare.comparison import Axis, TaskScale, scores
+from fleetfoot.compare.runs import Floats
 from fleetfoot.report.facts import Facts
 
 MOST_POINTS = 150  # of a line
@@ -42,17 +42,6 @@ def along(axis: Axis, values: Sequence[float] | Floats) -> Floats:
     """Positions on an axis, in its unit."""
     array = np.asarray(values, dtype=np.float64)
     return array / 60.0 if axis == "train_seconds" else array
-
-
-def scores(run: Run, scale: TaskScale | None) -> Floats:
-    """All evaluations of a run as scores, also of one that was left out of a comparison."""
-    if scale is None:
-        return run.returns
-    values = run.success if scale.metric == "success" and run.success is not None else run.returns
-    if scale.range is None:
-        return values
-    low, high = scale.range
-    return (values - low) / (high - low)
 
 
 def run_lines(

@@ -9,14 +9,12 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
-import importlib
 import json
 import secrets
 from importlib.resources import files
 from typing import Any
 
-from fleetfoot.errors import UserError
-from fleetfoot.extras import install_line
+from fleetfoot import extras
 from fleetfoot.report.page import Page
 from fleetfoot.report.tables import number
 
@@ -47,11 +45,7 @@ def _asset(name: str) -> str:
 
 def plotly_source() -> str:
     """Plotly's script, as its Python package brings it; UserError where it is not installed."""
-    try:
-        offline = importlib.import_module("plotly.offline")
-    except ImportError as error:
-        raise UserError(f"reports need plotly: {install_line('report')}") from error
-    return str(offline.get_plotlyjs())
+    return str(extras.load("plotly.offline", "report", "reports need plotly").get_plotlyjs())
 
 
 @functools.cache

@@ -219,11 +219,12 @@ def write_spec(folder: Path, spec: EnvSpec) -> None:
     write_stored(folder / "spec.json", "spec", json.loads(json.dumps(fields, default=str)))
 
 
-def read_spec(folder: Path | str) -> EnvSpec | None:
-    """None where the run was begun by a version that did not store it."""
+def read_spec(folder: Path | str) -> EnvSpec:
     path = run_of(folder) / "spec.json"
-    if not os.path.lexists(path):
-        return None
+    if not path.exists():
+        raise UserError(
+            f"{path.parent} has no spec.json: it was stopped before it began to train, or the file is lost."
+        )
     try:
         stored: dict[str, Any] = from_json(read_stored(path, "spec"))
         kind, size = stored["action"]

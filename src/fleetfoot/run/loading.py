@@ -41,12 +41,8 @@ def check_finite(state: Any) -> None:
             raise UserError(f"{name} is NaN or infinite")
 
 
-def check_fits(spec: EnvSpec, trained: EnvSpec | None) -> None:
+def check_fits(spec: EnvSpec, trained: EnvSpec) -> None:
     """UserError where an environment is not one for a policy that was trained in another, as far as both tell."""
-    if trained is None:
-        raise UserError(
-            "this run has no spec.json, so nothing says whether its policy fits another environment."
-        )
     for what, one, other in (
         ("observations", spec.obs_shape, trained.obs_shape),
         ("the type of observations", spec.obs_dtype, trained.obs_dtype),

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fleetfoot.checkpoint.version import VERSION, library, migrated
+from fleetfoot.checkpoint.version import VERSION, check_version, library
 from fleetfoot.errors import UserError
 from fleetfoot.files import read_json, write_text
 
@@ -30,24 +30,17 @@ def read_stored(path: Path, kind: str) -> dict[str, Any]:
     table = read_json(path)
     if not isinstance(table, dict):
         raise UserError(f"{path} is not a {kind}")
-    if "format" not in table and "digest" not in table:
-        head: dict[str, Any] = {"version": 1}  # the first format had no header
-        body = table
-    else:
-        head = {name: table.get(name) for name in HEADER}
-        body = {name: value for name, value in table.items() if name not in HEADER}
-        digest = head.pop("digest")
-        if head["format"] != f"fleetfoot {kind}":
-            raise UserError(f"{path} is not a {kind}")
-        newer = type(head["version"]) is int and head["version"] > VERSION
-        if not newer and digest != _digest(head | body):
-            raise UserError(
-                f"{path} was damaged or edited: its content does not match its digest. Changes belong on the command "
-                "line"
-            )
-    found = migrated(body, head["version"], path)
-    assert isinstance(found, dict)
-    return found
+    head = {name: table.get(name) for name in HEADER}
+    body = {name: value for name, value in table.items() if name not in HEADER}
+    digest = head.pop("digest")
+    if head["format"] != f"fleetfoot {kind}":
+        raise UserError(f"{path} is not a {kind}")
+    check_version(head["version"], path)
+    if digest != _digest(head | body):
+        raise UserError(
+            f"{path} was damaged or edited: its content does not match its digest. Changes belong on the command line"
+        )
+    return body
 
 
 def _digest(table: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from fleetfoot.compare.runs import Floats
 from fleetfoot.errors import UserError
 from fleetfoot.scale import bests, curves, fits, frontier
 from fleetfoot.scale.curves import SCALE, Resets, SeedCurves
-from fleetfoot.scale.extra import scipy_optimize
 from fleetfoot.scale.fits import LEAST_RATIOS, DataTable
 from fleetfoot.scale.frontier import CostModel, Optimum
 from fleetfoot.scale.laws import PowerLaw, fit_power_law, separate_slopes
@@ -130,7 +129,7 @@ class _Work:
         if stated is not None:
             return stated
         mine = [one for key, one in raw.items() if key.task == task]
-        monotone = [curves.isotonic(one.env_steps, one.mean) for one in mine]
+        monotone = [curves.isotonic(one.mean) for one in mine]
         low, high = min(float(y[0]) for y in monotone), max(float(y[-1]) for y in monotone)
         if not low < high:
             raise UserError(f"nothing was learned on {task}: all mean returns are {low:,.1f}.")
@@ -148,7 +147,7 @@ class _Work:
             key: curves.reach(one, self.thresholds, resets) for key, one in self.curves.items()
         }
         if all(np.isnan(data).all() for data in self.reached.values()):
-            top = max(float(_monotone(one)[-1]) for one in self.curves.values())
+            top = max(float(curves.isotonic(one.mean)[-1]) for one in self.curves.values())
             raise UserError(
                 f"no configuration reached a threshold: the lowest is a score of {self.thresholds[0]:,.0f}, the "
                 f"highest score that was reached is {top:,.0f}; give lower --thresholds, or train longer."
@@ -221,7 +220,9 @@ class _Work:
         measured = np.array([[self.reached[key] for key in row] for row in keys])
         common = ~np.isnan(measured).any(axis=(0, 1))
         if not common.any():
-            worst = min(float(_monotone(self.curves[key])[-1]) for key in chosen.values())
+            worst = min(
+                float(curves.isotonic(self.curves[key].mean)[-1]) for key in chosen.values()
+            )
             raise UserError(
                 f"no threshold was reached at every ratio: the lowest is a score of {self.thresholds[0]:,.0f}, and one "
                 f"ratio ended at {worst:,.0f}; give lower --thresholds, or train longer."
@@ -252,10 +253,12 @@ class _Work:
 
     def seconds_per_step(self, chosen: Mapping[Cell, Key]) -> tuple[float, float]:
         """What an env step and an update per env step cost in time, by a line through all ratios."""
+        from scipy.optimize import nnls
+
         keys = list(chosen.values())
         cost = [_seconds_per_env_step(self.curves[key]) for key in keys]
         table = np.stack([np.ones(len(keys)), [key.utd for key in keys]], 1)
-        (fixed, per_update), _ = scipy_optimize().nnls(table, np.array(cost))
+        (fixed, per_update), _ = nnls(table, np.array(cost))
         return float(fixed), float(per_update)
 
     def row(self, key: Key, on_law: bool) -> Crossings:
@@ -281,10 +284,6 @@ def _fastest(fitted: Fitted, seconds: tuple[float, float], grid: Floats, params:
     edge = place in (0, len(grid) - 1)
     sigma, steps = float(grid[place]), float(data[place])
     return Optimum(fitted.threshold, sigma, steps, math.nan, float(time[place]), edge, params)
-
-
-def _monotone(one: SeedCurves) -> Floats:
-    return curves.isotonic(one.env_steps, one.mean)
 
 
 def _seconds_per_env_step(one: SeedCurves) -> float:

@@ -14,7 +14,6 @@ import numpy as np
 
 from fleetfoot.compare.runs import Floats
 from fleetfoot.errors import UserError
-from fleetfoot.scale.extra import sklearn_isotonic
 from fleetfoot.scale.table import Key, RunRow
 
 SCALE = 1000.0  # scores run from 0 to this
@@ -77,11 +76,11 @@ def seed_curves(key: Key, runs: Sequence[RunRow]) -> SeedCurves:
     )
 
 
-def isotonic(env_steps: Floats, values: Floats) -> Floats:
+def isotonic(values: Floats) -> Floats:
     """The nearest curve, by squared error, that never falls."""
-    fit = sklearn_isotonic().IsotonicRegression(increasing=True, out_of_bounds="clip")
-    monotone: Floats = fit.fit_transform(env_steps, values)
-    return monotone
+    from scipy.optimize import isotonic_regression
+
+    return np.asarray(isotonic_regression(values).x)
 
 
 def crossings(env_steps: Floats, monotone: Floats, thresholds: Floats) -> Floats:
@@ -123,7 +122,7 @@ def reach(
     returns = curves.returns if seeds is None else curves.returns[np.asarray(seeds)]
     steps, mean = curves.env_steps, returns.mean(axis=0)
     keep = without_dips(steps, mean, resets.of(curves.key, float(steps[-1])))
-    return crossings(steps[keep], isotonic(steps[keep], mean[keep]), thresholds)
+    return crossings(steps[keep], isotonic(mean[keep]), thresholds)
 
 
 def bootstrap(

@@ -12,7 +12,6 @@ import numpy as np
 from fleetfoot.errors import writing
 from fleetfoot.scale import curves
 from fleetfoot.scale.curves import SCALE
-from fleetfoot.scale.extra import pyplot, ticker
 from fleetfoot.scale.frontier import Optimum
 from fleetfoot.scale.results import Analysis, Crossings
 from fleetfoot.scale.table import RunTable
@@ -31,15 +30,30 @@ def draw(table: RunTable, made: Analysis, folder: Path) -> list[Path]:
     return [_save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _ticker() -> Any:
+    from matplotlib import ticker
+
+    return ticker
+
+
 def _save(figure: Any, path: Path) -> Path:
     with writing(path):
         figure.savefig(path, dpi=DPI, metadata={"Software": None})
-    pyplot().close(figure)
+    _pyplot().close(figure)
     return path
 
 
 def _panels(count: int) -> tuple[Any, Sequence[Any]]:
-    figure, panels = pyplot().subplots(
+    figure, panels = _pyplot().subplots(
         1, count, figsize=(4.5 * count, 3.6), squeeze=False, layout="constrained"
     )
     return figure, list(panels[0])
@@ -47,7 +61,7 @@ def _panels(count: int) -> tuple[Any, Sequence[Any]]:
 
 def _colours(made: Analysis) -> dict[float, Any]:
     ratios = sorted({row.key.utd for row in made.crossings})
-    shades = pyplot().get_cmap("viridis")(np.linspace(0.0, 0.85, len(ratios)))
+    shades = _pyplot().get_cmap("viridis")(np.linspace(0.0, 0.85, len(ratios)))
     return dict(zip(ratios, shades, strict=True))
 
 
@@ -65,7 +79,7 @@ def _curves(table: RunTable, made: Analysis) -> Any:
             size = f", {key.params / 1e3:.0f}k" if len(sizes) > 1 else ""
             x, style = one.env_steps, {"color": colours[key.utd]}
             panel.plot(x, one.mean, lw=0.8, alpha=0.5, **style)
-            panel.plot(x, curves.isotonic(x, one.mean), label=f"{key.utd:.3g}{size}", **style)
+            panel.plot(x, curves.isotonic(one.mean), label=f"{key.utd:.3g}{size}", **style)
         for fitted in made.laws:
             panel.axhline(low + fitted.threshold / SCALE * (high - low), color="gray", lw=0.4)
         panel.set_title(task)
@@ -125,23 +139,23 @@ def _legend(panel: Any, title: str) -> None:
 
 
 def _shades(count: int) -> Any:
-    return pyplot().get_cmap("plasma")(np.linspace(0.85, 0.0, count))
+    return _pyplot().get_cmap("plasma")(np.linspace(0.85, 0.0, count))
 
 
 def _plain_ticks(panel: Any, ratios: Sequence[float]) -> None:
     panel.set_xticks(ratios, [f"{ratio:.3g}" for ratio in ratios])
-    panel.xaxis.set_minor_locator(ticker().NullLocator())
+    panel.xaxis.set_minor_locator(_ticker().NullLocator())
 
 
 def _log_axes(panel: Any) -> None:
     """Logarithmic, with numbers at 1, 2 and 5: a range of less than ten has hardly any otherwise."""
     panel.set(xscale="log", yscale="log")
     for axis in (panel.xaxis, panel.yaxis):
-        axis.set_major_locator(ticker().LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(_ticker().LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(
-            ticker().FuncFormatter(lambda x, _: f"{x:.3g}" if x < 1e3 or x >= 1e6 else f"{x:,.0f}")
+            _ticker().FuncFormatter(lambda x, _: f"{x:.3g}" if x < 1e3 or x >= 1e6 else f"{x:,.0f}")
         )
-        axis.set_minor_formatter(ticker().NullFormatter())
+        axis.set_minor_formatter(_ticker().NullFormatter())
 
 
 def _frontier(made: Analysis) -> Any:

@@ -93,7 +93,6 @@ class BudgetLaw:
     """(6), with its error on the thresholds that it has not seen."""
 
     law: PowerLaw
-    data_over_compute: PowerLaw  # D* over C*, a line in logarithms too
     held_out_error: float  # mean relative error of the ratio
 
     def sigma(self, budget: float) -> float:
@@ -111,6 +110,5 @@ def fit_budget_law(optima: Sequence[Optimum]) -> BudgetLaw | None:
     errors = [abs(law("", one.budget) / one.sigma - 1.0) for one in unseen]
     return BudgetLaw(
         law=law,
-        data_over_compute=fit_power_law(names, [o.compute for o in seen], [o.data for o in seen]),
         held_out_error=float(np.mean(errors)),
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetfoot.compare.runs import Floats
-from fleetfoot.scale.extra import scipy_optimize, sklearn_linear
 
 EXPONENTS = (0.05, 4.0)  # bounds of a and d: outside, a law is a constant or a step
 GRID = 25  # exponents tried, before the search around the best of them
@@ -42,13 +41,13 @@ def fit_power_law(
     if len(set(sizes)) > 1:
         features.append(np.log10(np.asarray(sizes))[:, None])
     table, wanted = np.hstack([*features, dummies]), np.log10(np.asarray(y))
-    fit = sklearn_linear().LinearRegression(fit_intercept=False).fit(table, wanted)
-    slopes, intercepts = fit.coef_[: len(features)], fit.coef_[len(features) :]
+    found, *_ = np.linalg.lstsq(table, wanted, rcond=None)
+    slopes, intercepts = found[: len(features)], found[len(features) :]
     return PowerLaw(
         slope=float(slopes[0]),
         log10_at_one=dict(zip(names, map(float, intercepts), strict=True)),
         size_slope=float(slopes[1]) if len(slopes) > 1 else 0.0,
-        r2=r_squared(wanted, fit.predict(table)),
+        r2=r_squared(wanted, table @ found),
     )
 
 
@@ -131,14 +130,16 @@ def _solve(
     axes: Sequence[Floats], exponents: Sequence[float], data: Floats
 ) -> tuple[Floats, float]:
     """Coefficients of a constant and of x^-exponent for each axis, none negative, and the error that is left."""
+    from scipy.optimize import nnls
+
     powers = [x**-exponent for x, exponent in zip(axes, exponents, strict=True)]
-    coefficients, error = scipy_optimize().nnls(np.stack([np.ones(len(data)), *powers], 1), data)
+    coefficients, error = nnls(np.stack([np.ones(len(data)), *powers], 1), data)
     return coefficients, float(error)
 
 
 def _search(solve: Callable[[Sequence[float]], tuple[Floats, float]], count: int) -> list[float]:
     """The exponents with the least error: the best of a grid, and from there the lowest point around it."""
-    optimize = scipy_optimize()
+    from scipy import optimize
 
     def error(log_exponents: Floats) -> float:
         return solve(np.exp(np.atleast_1d(log_exponents)).tolist())[1]

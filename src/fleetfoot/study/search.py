@@ -7,15 +7,14 @@ has the seed k: with one process at a time, a search that was killed ends like o
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fleetfoot import extras
 from fleetfoot.errors import UserError
-from fleetfoot.extras import install_line
 from fleetfoot.recipe import Recipe
 from fleetfoot.study.folder import Study
 from fleetfoot.study.jobs import Job, Outcome
@@ -37,10 +36,7 @@ class Goal:
 
 
 def load_optuna() -> Any:
-    try:
-        optuna = importlib.import_module("optuna")
-    except ImportError:
-        raise UserError(f"--search optuna needs Optuna: {install_line('sweep')}") from None
+    optuna = extras.load("optuna", "sweep", "--search optuna needs Optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -26,7 +26,7 @@ from fleetfoot.config import at_least, part
 from fleetfoot.data import Action, Continuous, Discrete, EnvSpec, Obs, Step
 from fleetfoot.envs.envpool.pool import Pool, StepArrays, TaskKind, names
 from fleetfoot.envs.envpool.tasks import SETS
-from fleetfoot.envs.host import HostEnv
+from fleetfoot.envs.host import HostEnv, seeds_of_copies
 from fleetfoot.errors import UserError, nearest
 from fleetfoot.system import usable_cores
 
@@ -140,11 +140,7 @@ class EnvPoolEnv(HostEnv):
         threads: int,
     ) -> None:
         self.repeat, self.kinds = repeat, kinds
-        # Word i of nothing but (seed, i): the same for any number of environments. EnvPool takes 31 bits.
-        seeds = [
-            int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0]) >> 1
-            for i in range(num_envs)
-        ]
+        seeds = [word >> 1 for word in seeds_of_copies(seed, num_envs)]  # EnvPool takes 31 bits
         every = len(kinds)
         cores = max(1, (threads or usable_cores()) // min(every, num_envs))
         self.pools = [

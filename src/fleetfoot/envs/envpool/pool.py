@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetfoot import extras
 from fleetfoot.data import Action, Continuous, Discrete
 from fleetfoot.envs.envpool.tasks import keys_of, seconds_of
 from fleetfoot.envs.robot.config import stock_of
 from fleetfoot.errors import UserError, nearest
-from fleetfoot.extras import install_line
 
 Rows: TypeAlias = slice | NDArray[np.int64]
 
@@ -252,7 +251,4 @@ def _load_egl() -> bool:
 def load() -> Any:
     """The package, or one line on how to get it."""
     _load_egl()
-    try:
-        return importlib.import_module("envpool")
-    except ImportError:
-        raise UserError(f"EnvPool's tasks need EnvPool: {install_line('envpool')}") from None
+    return extras.load("envpool", "envpool", "EnvPool's tasks need EnvPool")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import subprocess
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 import torch
 
+from fleetfoot import extras
 from fleetfoot.envs.playground.describe import describe
 from fleetfoot.errors import UserError, nearest
-from fleetfoot.extras import install_line
 
 if TYPE_CHECKING:
     from fleetfoot.envs.playground import PlaygroundConfig
@@ -341,9 +340,6 @@ def _models(wanted: Wanted) -> Iterator[None]:
 
 
 def _load(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"MuJoCo Playground needs packages that are not installed ({error}): {install_line('playground')}"
-        ) from None
+    return extras.load(
+        module, "playground", f"MuJoCo Playground needs {module}, which is not installed"
+    )

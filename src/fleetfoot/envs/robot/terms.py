@@ -193,9 +193,7 @@ def action_rate(step: Step) -> Tensor:
 class _OfJoints:
     """A term with a weight for each joint, kept on the device."""
 
-    def __init__(
-        self, weights: Mapping[str, float] | Sequence[float], default: float = 0.0
-    ) -> None:
+    def __init__(self, weights: Mapping[str, float], default: float = 0.0) -> None:
         self.given, self.default = weights, default
         self.made: dict[torch.device, Tensor] = {}
 
@@ -207,8 +205,6 @@ class _OfJoints:
         return self.made[device]
 
     def _of(self, names: Sequence[str]) -> list[float]:
-        if not isinstance(self.given, Mapping):
-            return [float(weight) for weight in self.given]
         table = self.given
         return [
             next((w for part, w in table.items() if part in name), self.default) for name in names

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fleetfoot.data import Continuous, EnvSpec, Obs, Step
 from fleetfoot.envs.gym_copy import how_it_ended, silent
-from fleetfoot.envs.host import HostEnv
+from fleetfoot.envs.host import HostEnv, seeds_of_copies
 from fleetfoot.envs.info import InfoRows
 from fleetfoot.envs.subprocess import worker as process_worker
 from fleetfoot.envs.subprocess.worker import DONE, DRAW, MISTAKE, NAMED, RESET, STEP, Shared
@@ -123,11 +123,7 @@ class ProcessEnv(HostEnv):
         self.workers: list[Worker] = []
         memory_file = os.memfd_create("fleetfoot")
         self.close = weakref.finalize(self, _close, self.workers, memory_file)
-        # Word i of nothing but (seed, i): the same for any number of copies and processes.
-        seeds = [
-            int(np.random.SeedSequence(seed % 2**64, spawn_key=(i,)).generate_state(1)[0])
-            for i in range(num_envs)
-        ]
+        seeds = seeds_of_copies(seed, num_envs)
         count = min(processes, num_envs)
         bounds = [num_envs * k // count for k in range(count + 1)]
         try:

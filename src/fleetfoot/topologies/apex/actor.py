@@ -88,7 +88,6 @@ class Actor:
         self.sequence += 1
         return Block(
             actor=self.number,
-            incarnation=self.incarnation,
             sequence=self.sequence - 1,
             version=version,
             seconds=time.perf_counter() - begin,

@@ -46,7 +46,6 @@ class ActorFleet:
         self.ahead = 1 if cfg.lockstep else cfg.blocks_ahead  # requests open with each actor
         self.workers = Workers(ray, self._launch, incarnations, "actor {}".format, restarts)
         self.requests: list[deque[Any]] = [deque() for _ in incarnations]
-        self.next_sequence = [0] * cfg.actors
         self.turn = 0  # the actor that is looked at first, so that a slow learner serves all alike
         self.weights = Published(0, None)
 
@@ -82,10 +81,6 @@ class ActorFleet:
         except Exception as error:
             self.workers.replace(actor, error)
             return None
-        expected = self.workers.incarnations[actor], self.next_sequence[actor]
-        if (block.incarnation, block.sequence) != expected:
-            raise RuntimeError(f"actor {actor} sent block {block.sequence} out of order")
-        self.next_sequence[actor] += 1
         return block
 
     def blocks(self, timeout: float) -> Iterator[Block]:
@@ -123,5 +118,4 @@ class ActorFleet:
         make = remote(self.ray, Actor, cpus=self.cfg.ray.worker_cpus)
         handle = make.remote(self.packed, actor, self.workers.incarnations[actor])
         self.requests[actor].clear()
-        self.next_sequence[actor] = 0
         return handle, handle.start.remote(self.received[actor])

@@ -9,8 +9,7 @@ class Block(NamedTuple):
     """L lines (vec steps of the V environments of one actor), in the order in which they were collected."""
 
     actor: int
-    incarnation: int  # how often this actor has been replaced
-    sequence: int  # blocks of this incarnation before this one
+    sequence: int  # blocks of this process before this one
     version: int  # of the weights that acted
     seconds: float  # that the actor worked on it
     lines: dict[str, Any]  # from `pack_lines`

@@ -9,7 +9,6 @@ Ray itself moves objects to files in its session folder and reads them back.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import os
 import warnings
@@ -20,9 +19,9 @@ from typing import Any, Self
 
 import torch
 
+from fleetfoot import extras
 from fleetfoot.config import at_least, part
 from fleetfoot.errors import Notice, UserError
-from fleetfoot.extras import install_line
 from fleetfoot.topologies.ray import local
 from fleetfoot.topologies.ray.workers import one_line
 
@@ -90,10 +89,7 @@ def load_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # A process that asks for no GPU sees none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise UserError(f"this topology needs Ray: {install_line('ray')}") from None
+    return extras.load("ray", "ray", "this topology needs Ray")
 
 
 @contextmanager
