@@ -11,7 +11,7 @@ import torch
 
 from fleetfoot.data import Continuous, Discrete
 from fleetfoot.errors import Notice, UserError
-from fleetfoot.run.loading import check_fits
+from fleetfoot.run.loading import check_same_task
 from support.made_up import make_spec
 
 JOINTS = [{"name": "hip"}, {"name": "knee"}]
@@ -47,32 +47,32 @@ TRAINED = replace(make_spec(action=Continuous(2)), name="home", obs_shape=(5,), 
 )
 def test_what_differs_is_refused(change: dict[str, Any], what: str) -> None:
     with pytest.raises(UserError, match=f"trained for home, and away differs in {what}"):
-        check_fits(replace(TRAINED, name="away", **change), TRAINED)
+        check_same_task(replace(TRAINED, name="away", **change), TRAINED)
 
 
 def test_what_does_not_matter_to_a_policy_may_differ() -> None:
     other = replace(TRAINED, name="away", num_envs=7, critic_shape=(9,), step_seconds=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_fits(other, TRAINED)
-        check_fits(replace(TRAINED, description={}), TRAINED)  # the same task
+        check_same_task(other, TRAINED)
+        check_same_task(replace(TRAINED, description={}), TRAINED)  # the same task
 
 
 def test_where_nothing_tells_a_line_says_so() -> None:
     with pytest.warns(Notice, match="nothing says whether they also mean the same"):
-        check_fits(replace(TRAINED, name="away", description={}), TRAINED)
+        check_same_task(replace(TRAINED, name="away", description={}), TRAINED)
 
 
 @pytest.mark.parametrize("odd", [5, None, ["gyro", 3], [{"size": 3}], "abc", {"a": 1}, [None]])
 @pytest.mark.parametrize("key", list(TOLD))
 def test_odd_descriptions_tell_nothing(key: str, odd: Any) -> None:
     """They may be a stranger's."""
-    check_fits(replace(TRAINED, description=TOLD | {key: odd}), TRAINED)
-    check_fits(TRAINED, replace(TRAINED, description=TOLD | {key: odd}))
+    check_same_task(replace(TRAINED, description=TOLD | {key: odd}), TRAINED)
+    check_same_task(TRAINED, replace(TRAINED, description=TOLD | {key: odd}))
 
 
 def test_a_long_difference_is_cut_short() -> None:
     tasks = tuple(f"task-{i}" for i in range(50))
     with pytest.raises(UserError) as caught:
-        check_fits(replace(TRAINED, tasks=tasks), TRAINED)
+        check_same_task(replace(TRAINED, tasks=tasks), TRAINED)
     assert len(str(caught.value)) < 300

@@ -43,7 +43,7 @@ from fleetfoot.run.folder import (
     seed_folders,
     write_recipe,
 )
-from fleetfoot.run.loading import buildable, check_finite, check_fits
+from fleetfoot.run.loading import buildable, check_finite, check_same_task
 from fleetfoot.run.provenance import recorded
 from fleetfoot.run.ranks import Ranks, process_group
 from fleetfoot.system import resolve_device
@@ -292,7 +292,7 @@ def evaluate_run(
         evaluator = Evaluator(wanted, cfg, chosen, place, recipe.env_timeout)
     try:
         if env is not None:
-            check_fits(evaluator.env.spec, read_spec(folder))
+            check_same_task(evaluator.env.spec, read_spec(folder))
         return evaluator(_policy(recipe, evaluator.env.spec, Path(folder), which, device))
     finally:
         evaluator.close()

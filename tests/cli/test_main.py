@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, Output, one_line, take_imports
+from fleetfoot.cli.main import COMMANDS, Output, as_printed, take_imports
 from fleetfoot.errors import Notice
 from fleetfoot.run import folder as folders
 from fleetfoot.run.stored import write_stored
@@ -109,8 +109,8 @@ def test_a_mistake_gets_one_line(
 
 def test_a_notice_is_one_line_and_other_warnings_are_as_ever() -> None:
     place = ("learner.py", 7)
-    assert one_line("it runs eagerly.", Notice, *place) == "fleetfoot: it runs eagerly.\n"
-    assert one_line("old", DeprecationWarning, *place).startswith("learner.py:7: Deprecation")
+    assert as_printed("it runs eagerly.", Notice, *place) == "fleetfoot: it runs eagerly.\n"
+    assert as_printed("old", DeprecationWarning, *place).startswith("learner.py:7: Deprecation")
 
 
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:

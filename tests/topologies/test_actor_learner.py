@@ -39,7 +39,7 @@ from fleetfoot.topologies.apex.loop import ActorLearnerConfig
 from fleetfoot.topologies.apex.wire import Block
 from fleetfoot.topologies.ray.cluster import RayConfig, load_ray
 from fleetfoot.topologies.ray.transport import Published
-from fleetfoot.topologies.ray.workers import died, one_line, remote
+from fleetfoot.topologies.ray.workers import died, remote, why_lost
 from fleetfoot.topologies.synchronous import SynchronousConfig
 from support.crashing import BadExamConfig, CrashingConfig
 from support.losing import assert_counters_add_up, lines, when
@@ -220,7 +220,7 @@ def test_the_death_of_another_process_is_not_that_of_the_caller(ray: Any) -> Non
     assert died(ray, error_of(remote(ray, Victim, cpus=0).remote().die.remote()))
     full = ray.exceptions.OutOfMemoryError("two pages\nof advice")
     assert died(ray, full)
-    assert one_line(full) == "its machine has no memory left"
+    assert why_lost(full) == "its machine has no memory left"
     assert not died(ray, error_of(remote(ray, Witness, cpus=0).remote().look.remote()))
 
 

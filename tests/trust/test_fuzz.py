@@ -28,7 +28,7 @@ from fleetfoot import UserError, api, checkpoint, train
 from fleetfoot.checkpoint import Checkpoint
 from fleetfoot.checkpoint.read import read_pointer
 from fleetfoot.checkpoint.tree import unpack
-from fleetfoot.cli.main import one_line
+from fleetfoot.cli.main import as_printed
 from fleetfoot.config import from_json, to_json
 from fleetfoot.log.sinks import _line
 from fleetfoot.run.folder import has_checkpoint, load_own_parts
@@ -45,7 +45,7 @@ def trial(place: Path, act: Callable[[], Any]) -> Outcome:
     """Like the command: a UserError is a line and exit code 2."""
 
     def attempt() -> None:
-        warnings.formatwarning = one_line
+        warnings.formatwarning = as_printed
         resource.setrlimit(resource.RLIMIT_AS, (_memory() + MEMORY,) * 2)
         try:
             print(act())

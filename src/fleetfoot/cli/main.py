@@ -83,7 +83,7 @@ PLAIN_FORMAT = warnings.formatwarning
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 2 the user's to put right, 130 interrupted."""
-    warnings.formatwarning = one_line
+    warnings.formatwarning = as_printed
     out = Output(sys.stdout if speaks() else None)
     Program.is_ours = True
     try:
@@ -188,7 +188,7 @@ def complain(error: UserError) -> int:
     return 2
 
 
-def one_line(
+def as_printed(
     message: Warning | str,
     category: type[Warning],
     filename: str,

@@ -41,7 +41,7 @@ def check_finite(state: Any) -> None:
             raise UserError(f"{name} is NaN or infinite")
 
 
-def check_fits(spec: EnvSpec, trained: EnvSpec) -> None:
+def check_same_task(spec: EnvSpec, trained: EnvSpec) -> None:
     """UserError where an environment is not one for a policy that was trained in another, as far as both tell."""
     for what, one, other in (
         ("observations", spec.obs_shape, trained.obs_shape),

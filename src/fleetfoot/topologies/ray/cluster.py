@@ -23,7 +23,7 @@ from fleetfoot import extras
 from fleetfoot.config import at_least, part
 from fleetfoot.errors import Notice, UserError
 from fleetfoot.topologies.ray import local
-from fleetfoot.topologies.ray.workers import one_line
+from fleetfoot.topologies.ray.workers import why_lost
 
 GIB = 1024**3
 
@@ -133,7 +133,7 @@ def cluster(
                 )
     except Exception as error:  # a server that died while it started is a bare Exception
         where = f"connect to Ray at {cfg.address}" if cfg.address else "start Ray"
-        raise UserError(f"cannot {where}: {one_line(error)}") from error
+        raise UserError(f"cannot {where}: {why_lost(error)}") from error
     if not cfg.address:
         with local.watched(ray, folder):
             yield ray

@@ -59,7 +59,7 @@ def raise_mistake(error: BaseException) -> None:
         raise UserError(str(inner)) from error
 
 
-def one_line(error: BaseException) -> str:
+def why_lost(error: BaseException) -> str:
     """The type of an error and the last line of its message."""
     inner = cause(error)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
@@ -82,7 +82,7 @@ def naming_seed(seed: int) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) and not isinstance(error, Halted):
             raise
-        raise ActorFailed(f"environment seed {seed}: {one_line(error)}") from error
+        raise ActorFailed(f"environment seed {seed}: {why_lost(error)}") from error
 
 
 def print_line(line: str) -> None:
@@ -105,7 +105,7 @@ class Restarts:
         """A worker is lost and will be replaced. UserError if the user caused it, or if too many were lost."""
         if isinstance(error, BaseException):
             raise_mistake(error)
-        reason = error if isinstance(error, str) else one_line(error)
+        reason = error if isinstance(error, str) else why_lost(error)
         self.count += 1
         if self.count > self.limit:
             raise Halted(
