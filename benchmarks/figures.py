@@ -1,4 +1,4 @@
-"""The figures of the pages come from `results/`: none is typed by hand.
+"""Figures of the pages that come from `results/` are written by this program, not by hand.
 
 A figure in a page is a link to its file, whose title says where in the file it is:
 

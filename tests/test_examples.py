@@ -9,8 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from fleetfoot.api import evaluate_run, resume, train, train_seeds
+from fleetfoot.envs.check import check_env
+from fleetfoot.replay.mirror import problem_of
 from fleetfoot.run.interrupt import Interrupt
 from support.runs import agent_state, assert_same, small
 
@@ -77,3 +80,24 @@ def test_the_architecture_page_shows_the_topology() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     source = (ROOT / "examples" / "own_topology.py").read_text()
     assert source[source.index("@part") :] in page
+
+
+def test_the_quadruped_stands_and_has_a_mirror_image() -> None:
+    pup = example("own_quadruped")
+    assert check_env(pup.QuadrupedConfig(), vec_steps=24, render=False).saves_state
+    env = pup.QuadrupedConfig().build(8, 0, torch.device("cpu"))
+    assert problem_of(env.spec.symmetry, env.spec) is None
+    env.reset()
+    for _ in range(100):
+        assert not env.step(torch.zeros(8, 12)).terminated.any()
+    feet = env.built.sensors["foot_pos"]
+    height = env.engine.sensor[:, feet][:, 2::3]
+    assert float(height.max()) == pytest.approx(pup.TASK.gait.sole, abs=0.005)
+    assert len(env.describe()["joints"]) == 12
+
+
+def test_the_guide_shows_the_quadruped() -> None:
+    page = (ROOT / "docs" / "guides" / "own-robot.md").read_text()
+    source = (ROOT / "examples" / "own_quadruped.py").read_text()
+    begin = source.index("ROBOT = Robot(")
+    assert source[begin : source.index("\n)\n", begin) + 2] in page

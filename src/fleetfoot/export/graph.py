@@ -5,7 +5,7 @@
     scores  = policy.scores(x)            of each discrete action, where the policy can tell them
     target  = offset + scale * action     what the joints are told, where the adapter knows it
 
-Normaliser, history and squashing are inside the policy's own network.
+Normaliser and squashing are inside the policy's own network.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class Gait:
     height: float  # metres a foot is to be lifted
     stands: bool  # no rhythm while the command is zero
     phases: tuple[float, ...] = (0.0, math.pi)  # of each foot, where an episode begins
+    sole: float = 0.0  # metres from the ground to the sites of feet that stand
 
 
 @dataclass(frozen=True, kw_only=True)

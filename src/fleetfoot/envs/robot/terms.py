@@ -16,7 +16,6 @@ from torch import Tensor
 from fleetfoot.envs.robot.joystick import Commands, Gait, JoystickSpec, Step, Term, norm
 
 SIGMA = 0.25  # m^2/s^2, and rad^2/s^2: how fast the reward for tracking falls
-FOOT_RADIUS = 0.023  # m, of Go1
 
 
 def tracking_lin_vel(step: Step) -> Tensor:
@@ -110,7 +109,7 @@ def feet_trot(step: Step) -> Tensor:
     gait = step.task.spec.gait
     assert gait is not None
     wanted = step.state["phase"].sin()  # [N, F]
-    height = step.foot_pos[..., 2] - FOOT_RADIUS
+    height = step.foot_pos[..., 2] - gait.sole
     lifted = (height / (gait.height * wanted.clamp(min=0.05))).clamp(0.0, 1.0)
     share = torch.where(wanted > 0, lifted, step.contact.float())
     weight = wanted.abs() + 0.01  # all of them may be zero at once
@@ -367,7 +366,13 @@ GO1_TROT = replace(
         "feet_height": (0.0, feet_height),
         "feet_air_time": (0.0, air_time_short),
     },
-    gait=Gait(frequency=(2.5, 2.5), height=0.08, stands=False, phases=(0.0, math.pi, math.pi, 0.0)),
+    gait=Gait(
+        frequency=(2.5, 2.5),
+        height=0.08,
+        stands=False,
+        phases=(0.0, math.pi, math.pi, 0.0),
+        sole=0.023,
+    ),
     commands=Commands(x=1.0, y=0.5, yaw=1.0, change="each"),  # faster ones need a faster rhythm
     observed=(*GO1.observed, "gait"),
     lowest_reward=None,
