@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,20 +12,10 @@ from fleetfoot.api import evaluate_run, resume, train, train_seeds
 from fleetfoot.envs.check import check_env
 from fleetfoot.replay.mirror import problem_of
 from fleetfoot.run.interrupt import Interrupt
+from support.examples import ROOT, example
 from support.runs import agent_state, assert_same, small
 
-ROOT = Path(__file__).parents[1]
 SHORT: dict[str, Any] = {"total_vec_steps": 40}
-
-
-def example(name: str) -> ModuleType:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def stops_at(vec_steps: int) -> Any:

@@ -20,7 +20,7 @@ from benchmarks.speed.robot import bench_robot
 from fleetfoot import config
 from fleetfoot.envs.check import check_env
 from fleetfoot.envs.counter import Draw, env_keys, keys_of
-from fleetfoot.envs.render import backend, velocity_arrows
+from fleetfoot.envs.render import View, backend, velocity_arrows
 from fleetfoot.envs.robot import ConditionsConfig, RandomiseConfig, RobotConfig, RobotEnv
 from fleetfoot.envs.robot.conditions import Conditions
 from fleetfoot.envs.robot.cpu import CpuEngine
@@ -760,17 +760,20 @@ def test_films_show_the_velocity_that_is_wanted_and_the_one_there_is() -> None:
         backend()
     except UserError as error:  # a machine without OpenGL
         pytest.skip(str(error))
-    env = build(1, render_width=160, render_height=120)
-    env.reset()
-    env._state["command"][0] = torch.tensor([1.5, 0.0, 0.0])
-    env.engine.qvel.zero_()
-    with_arrow = env.render(0).astype(int)
-    env.task.wanted_velocity = lambda state: None  # type: ignore[method-assign]
-    plain = env.render(0).astype(int)
-    more = with_arrow - plain
-    blue, green = (((more[..., k] - more[..., 0]) > 60).sum() for k in (2, 1))
-    assert blue > max(20, 2 * green)
-    env.close()
+    for robot in (
+        GO1,
+        dataclasses.replace(GO1, view=View()),
+    ):  # a robot of one's own may have no view
+        env = RobotEnv(robot, Joystick(SPECS["go1"]), 1, 0, render_size=(160, 120))
+        env.reset()
+        env._state["command"][0] = torch.tensor([1.5, 0.0, 0.0])
+        env.engine.qvel.zero_()
+        with_arrow = env.render(0).astype(int)
+        env.task.wanted_velocity = lambda state: None  # type: ignore[method-assign]
+        more = with_arrow - env.render(0).astype(int)
+        blue, green = (((more[..., k] - more[..., 0]) > 60).sum() for k in (2, 1))
+        assert blue > max(20, 2 * green)
+        env.close()
 
 
 def test_descriptions_tell_what_a_real_robot_needs() -> None:

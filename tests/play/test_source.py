@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fleetfoot import UserError, deploy, recipes
+from fleetfoot import UserError, deploy, recipes, train
 from fleetfoot.envs.gym import GymConfig
 from fleetfoot.play.page import bind
-from fleetfoot.play.robot import find
+from fleetfoot.play.robot import SimulatedRobot, find
 from fleetfoot.play.source import SHIPPED, check_same, open_source
 from support.command import refusal
+from support.examples import example
+from support.trust_recipes import tiny
 
 
 def test_the_shipped_policy_is_small_and_names_a_recipe_of_ours() -> None:
@@ -30,6 +32,22 @@ def test_a_run_is_exported_and_drawn_by_its_environment(run: Path) -> None:
     source = open_source([run])
     assert (source.robot, list(source.policies)) == (None, ["run"])
     assert source.env is not None
+
+
+def test_a_robot_of_ones_own_is_driven_like_those_of_the_package(tmp_path: Path) -> None:
+    pup = example("own_quadruped")
+    recipe = dataclasses.replace(tiny(), env=pup.QuadrupedConfig(engine="cpu"), total_vec_steps=4)
+    train(recipe, tmp_path / "run")
+    source = open_source([tmp_path / "run"])
+    assert source.robot is not None
+    assert source.robot == pup.ROBOT
+    (policy,) = source.policies.values()
+    simulation = SimulatedRobot(policy.about, source.robot)
+    controller = deploy.Controller(policy)
+    for _ in range(20):
+        simulation.write(controller.step(simulation.read(), simulation.command()))
+    with pytest.raises(UserError, match="--ground is for robots of the package"):
+        open_source([tmp_path / "run"], ground="rough")
 
 
 def test_several_policies_get_names_of_their_own() -> None:

@@ -141,6 +141,7 @@ class Renderer:
         model.vis.global_.offheight = max(int(model.vis.global_.offheight), height)
         self._model, self._data = model, mujoco.MjData(model)
         self._camera = camera_of(model, view)
+        self.distance = _distance(model, view)
         self._renderer = _renderer(model, width, height)
         # The backend shuts down at exit and its contexts then complain; this runs before it does.
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -219,9 +220,13 @@ def camera_of(model: mujoco.MjModel, view: View) -> mujoco.MjvCamera:
         camera.type, camera.lookat = mujoco.mjtCamera.mjCAMERA_FREE.value, model.stat.center
     else:
         camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING.value, body
-    camera.distance = view.distance or 3.0 * _radius(model)
+    camera.distance = _distance(model, view)
     camera.azimuth, camera.elevation = view.azimuth, view.elevation
     return camera
+
+
+def _distance(model: mujoco.MjModel, view: View) -> float:
+    return view.distance or 3.0 * _radius(model)
 
 
 def _radius(model: mujoco.MjModel) -> float:

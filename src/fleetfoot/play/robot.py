@@ -11,18 +11,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from fleetfoot import deploy
 from fleetfoot.deploy.fields import Reader
-from fleetfoot.envs.robot import Robot, robots
+from fleetfoot.envs.robot import Robot, RobotEnv, robots
 from fleetfoot.envs.robot.config import Ground, on_ground
 from fleetfoot.envs.robot.joints import at_rest
+from fleetfoot.envs.vec_env import EnvConfig
 from fleetfoot.errors import UserError
+from fleetfoot.guard import build_env
 
 Array: TypeAlias = NDArray[np.float64]
 GAINS = ("actuator_gainprm", "actuator_biasprm")
@@ -66,6 +69,23 @@ def find(about: deploy.About, model: Path | None = None, ground: Ground | None =
             "--model robot.xml."
         )
     return on_ground(ground or trained_on(about), robots.find(name))
+
+
+def is_known(about: deploy.About) -> bool:
+    """Is it for a robot of the package?"""
+    return str(_told(about).get("robot", "")) in robots.ROBOTS
+
+
+def in_environment(config: EnvConfig) -> Robot | None:
+    """A robot of one's own, from the environment that simulates it. The library's environments have none."""
+    if type(config).__module__.partition(".")[0] == "fleetfoot":
+        return None
+    env: Any = build_env(config.for_evaluation(), 1, 0, torch.device("cpu"))
+    try:
+        inner = env.env
+        return inner.robot if isinstance(inner, RobotEnv) else None
+    finally:
+        env.close()
 
 
 def trained_on(about: deploy.About) -> Ground:

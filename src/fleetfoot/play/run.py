@@ -10,13 +10,12 @@ from typing import Any
 from fleetfoot import deploy
 from fleetfoot.envs.robot.config import Ground
 from fleetfoot.errors import UserError
-from fleetfoot.play import robot as robots
 from fleetfoot.play.environment import EnvironmentSession
 from fleetfoot.play.extra import check
 from fleetfoot.play.native import play_native
 from fleetfoot.play.page import LOOPBACK
 from fleetfoot.play.session import RobotSession
-from fleetfoot.play.source import Source, needs_export, open_source, plays_as_robot
+from fleetfoot.play.source import Source, needs_export, open_source, robot_for
 from fleetfoot.play.watcher import NEWEST, CurvesPanel, Watcher
 from fleetfoot.run.folder import read_recipe
 
@@ -94,9 +93,8 @@ def watch(
 
 
 def watched(policy: deploy.Policy, env: Any) -> Source:
-    if plays_as_robot(policy.about, None):
-        return Source({NEWEST: policy}, robots.find(policy.about), None)
-    return Source({NEWEST: policy}, None, env)
+    body = robot_for(policy.about, env)
+    return Source({NEWEST: policy}, body, None if body else env)
 
 
 def _stay(session: RobotSession | EnvironmentSession, say: Say) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -50,23 +49,22 @@ def open_source(
             if recipe is None and is_a_run(place):
                 recipe = read_recipe(place)
     first = next(iter(policies.values()))
-    if plays_as_robot(first.about, model):
-        for policy in policies.values():
-            check_same(first.about, policy.about)
-        return Source(policies, robot.find(first.about, model, ground), None)
-    if ground is not None and robot.is_robot(first.about):
+    env = None if recipe is None else recipe.env
+    if ground is not None and robot.is_robot(first.about) and not robot.is_known(first.about):
         raise UserError(
             f"--ground is for robots of the package, and {first.about.name} is not for one of them."
         )
+    if (body := robot_for(first.about, env, model, ground)) is not None:
+        for policy in policies.values():
+            check_same(first.about, policy.about)
+        return Source(policies, body, None)
     for option, given in (("--model", model), ("--ground", ground)):
         if given is not None:
             raise UserError(
                 f"{first.about.name} is not for a robot of the package, nor does it describe its joints: "
                 f"{option} has no effect."
             )
-    if recipe is None:
-        recipe = recipe_inside(first.about)
-    return Source(policies, None, recipe.env)
+    return Source(policies, None, env or recipe_inside(first.about).env)
 
 
 def is_exported(place: Path) -> bool:
@@ -106,16 +104,19 @@ def check_same(one: deploy.About, other: deploy.About) -> None:
             )
 
 
-def plays_as_robot(about: deploy.About, model: Path | None) -> bool:
-    """A robot of the package, or one whose model is given. Any other is drawn by its environment."""
+def robot_for(
+    about: deploy.About,
+    env: EnvConfig | None,
+    model: Path | None = None,
+    ground: Ground | None = None,
+) -> Robot | None:
+    """The robot of a policy: of the package, one whose model is given, or the one that the environment of its run
+    simulates. None: it is drawn by its environment."""
     if not robot.is_robot(about):
-        return False
-    with contextlib.suppress(UserError):
-        robot.find(about, model)
-        return True
-    if model is not None:
-        robot.find(about, model)  # says what is wrong
-    return False
+        return None
+    if model is not None or robot.is_known(about):
+        return robot.find(about, model, ground)
+    return None if env is None else robot.in_environment(env)
 
 
 def _exported(place: Path, which: Which, scratch: Path) -> Path:

@@ -408,7 +408,7 @@ class RobotEnv:
         arrows: Sequence[Arrow] = ()
         wanted = self.task.wanted_velocity(self._state)
         if wanted is not None and self.built.free:
-            above = ARROWS_ABOVE * self.robot.view.distance
+            above = ARROWS_ABOVE * self._renderer.distance
             arrows = velocity_arrows(qpos, qvel, wanted[index].double().cpu().numpy(), above)
         return self._renderer.picture(qpos, qvel, arrows=arrows)
 
