@@ -26,11 +26,22 @@ class Tile(NamedTuple):
     warps: int
 
 
-STATISTICS, NORMALISE, BACKWARD, SUMS = (*(Tile(32, 64, 2),) * 3, Tile(32, 32, 2))
-PARTS = 16  # of the rows, at most
+SUMS = Tile(16, 64, 1)  # of passes that add up columns
+AHEAD = 5  # tiles that they load before they need them
+PROGRAMS = 1024  # of such a pass, about
+ELEMENTS = Tile(32, 64, 2)  # of the other passes
+PARTS = 64  # of the rows, at most
 FINISHED = 32  # columns that one program of the small kernel adds up
 WARPS = 4
 RMS_ROWS, RMS_PARTS = 8, 128
+
+
+def _over(features: Tensor, members: int) -> tuple[int, dict[str, int]]:
+    """Into how many parts rows are cut, and the options of a kernel that adds up columns."""
+    wanted = PROGRAMS // (triton.cdiv(features.shape[-1], SUMS.columns) * members)
+    parts, tiles = _cut(features.shape[-2], SUMS.rows, min(PARTS, wanted))
+    options = {"TILES": tiles, "ROWS": SUMS.rows, "COLUMNS": SUMS.columns, "AHEAD": AHEAD}
+    return parts, options | {"num_warps": SUMS.warps}
 
 
 def _cut(rows: int, of_tile: int, most: int) -> tuple[int, int]:
@@ -54,9 +65,9 @@ def _columns(block, columns, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _statistics_kernel(x, partial, columns, x_group, x_row, share, cycle,
-                       PARTS: tl.constexpr, TILES: tl.constexpr,
-                       ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    part, member = tl.program_id(1), tl.program_id(2)
+                       TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                       AHEAD: tl.constexpr):  # fmt: skip
+    part, parts, member = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     column, inside = _columns(tl.program_id(0), columns, COLUMNS)
     first = (part * TILES * ROWS).to(tl.int64)
     source = x + (member % cycle // share).to(tl.int64) * x_group + first * x_row
@@ -64,7 +75,7 @@ def _statistics_kernel(x, partial, columns, x_group, x_row, share, cycle,
     pivot = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in tl.range(0, TILES, loop_unroll_factor=2):
+    for tile in tl.range(0, TILES, num_stages=AHEAD):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * x_row + column[None, :]
         v = tl.load(source + at, mask=inside[None, :], other=0.0).to(tl.float32) - pivot[None, :]
@@ -72,7 +83,7 @@ def _statistics_kernel(x, partial, columns, x_group, x_row, share, cycle,
         squares += v * v
     off = tl.sum(total, axis=0) / (TILES * ROWS)
     spread = tl.maximum(tl.sum(squares, axis=0) - off * off * (TILES * ROWS), 0.0)
-    at = (member * PARTS + part) * 2 * columns + column
+    at = (member * parts + part) * 2 * columns + column
     tl.store(partial + at, pivot + off, mask=inside)
     tl.store(partial + at + columns, spread, mask=inside)
 
@@ -146,20 +157,19 @@ def normalise(
     mean, variance, scale, shift = norm
     groups, rows, columns = y.shape
     members, _, width = out.shape
-    parts, tiles = _cut(rows, STATISTICS.rows, PARTS)
+    parts, over = _over(y, members)
     shared = _shared(groups, members, learning)
     stats = torch.empty(4, members, columns, dtype=torch.float32, device=y.device)
     partial = torch.empty(members, parts, 2, columns, dtype=torch.float32, device=y.device)
-    _statistics_kernel[(triton.cdiv(columns, STATISTICS.columns), parts, members)](
-        y, partial, columns, y.stride(0), y.stride(1), *shared, PARTS=parts, TILES=tiles,
-        ROWS=STATISTICS.rows, COLUMNS=STATISTICS.columns, num_warps=STATISTICS.warps,
-    )  # fmt: skip
+    _statistics_kernel[(triton.cdiv(columns, SUMS.columns), parts, members)](
+        y, partial, columns, y.stride(0), y.stride(1), *shared, **over
+    )
     _finish_statistics_kernel[(triton.cdiv(columns, FINISHED), members)](
         partial, mean, variance, stats, rows, columns, momentum, eps,
         PARTS=parts, COLUMNS=FINISHED, num_warps=WARPS,
     )  # fmt: skip
     residual = y if plus is None else plus
-    tile = NORMALISE
+    tile = ELEMENTS
     _normalise_kernel[(triton.cdiv(width, tile.columns), rows // tile.rows, members)](
         y, stats, scale, shift, residual, out, columns, width, y.stride(0), y.stride(1),
         residual.stride(0), out.stride(0), *shared, RELU=relu, PLUS=plus is not None,
@@ -185,23 +195,23 @@ def _through(gradient, y, mean, root, factor, base, row, g_row, y_row, column, i
 @triton.jit
 def _sums_kernel(gradient, y, stats, scale, shift, partial, columns, members,
                  g_member, g_row, y_group, y_row, share, RELU: tl.constexpr,
-                 PARTS: tl.constexpr, TILES: tl.constexpr,
-                 ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    part, member = tl.program_id(1), tl.program_id(2)
+                 TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                 AHEAD: tl.constexpr):  # fmt: skip
+    part, parts, member = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     column, inside = _columns(tl.program_id(0), columns, COLUMNS)
     mean, root, factor, base = _norm(stats, scale, shift, member, members, columns, column, inside)
     above = gradient + member.to(tl.int64) * g_member
     features = y + (member // share).to(tl.int64) * y_group
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     crossed = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in tl.range(0, TILES, loop_unroll_factor=2):
+    for tile in tl.range(0, TILES, num_stages=AHEAD):
         row = ((part * TILES + tile) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         g, normal = _through(
             above, features, mean, root, factor, base, row, g_row, y_row, column, inside, RELU
         )
         total += g
         crossed += g * normal
-    at = (member * PARTS + part) * 2 * columns + column
+    at = (member * parts + part) * 2 * columns + column
     tl.store(partial + at, tl.sum(crossed, axis=0), mask=inside)
     tl.store(partial + at + columns, tl.sum(total, axis=0), mask=inside)
 
@@ -247,19 +257,18 @@ def norm_backward(
 ) -> None:
     groups, rows, columns = y.shape
     learning, members = gradient.shape[0], norm[0].shape[1]
-    parts, tiles = _cut(rows, SUMS.rows, PARTS)
+    parts, over = _over(y, learning)
     partial = torch.empty(learning, parts, 2, columns, dtype=torch.float32, device=y.device)
     strides = (gradient.stride(0), gradient.stride(1), y.stride(0), y.stride(1))
     _sums_kernel[(triton.cdiv(columns, SUMS.columns), parts, learning)](
         gradient, y, *norm, partial, columns, members, *strides, learning // groups,
-        RELU=out is not None, PARTS=parts, TILES=tiles, ROWS=SUMS.rows, COLUMNS=SUMS.columns,
-        num_warps=SUMS.warps,
+        RELU=out is not None, **over,
     )  # fmt: skip
     _finish_sums_kernel[(triton.cdiv(columns, FINISHED), learning)](
         partial, *sums, columns, PARTS=parts, COLUMNS=FINISHED, num_warps=WARPS
     )
     if out is not None:
-        tile = BACKWARD
+        tile = ELEMENTS
         _norm_backward_kernel[(triton.cdiv(columns, tile.columns), rows // tile.rows, learning)](
             gradient, y, *norm, *sums, out, rows, columns, members, *strides, out.stride(0),
             out.stride(1), ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps,
