@@ -45,7 +45,7 @@ BENCHMARKS = {
     "mjlab": ("speed.mjlab:bench_mjlab", "mjlab: our adapter and mjlab's own environment"),
     "robot": (
         "speed.robot:bench_robot",
-        "robots: the vec step beside the bare physics, and recorded against eager",
+        "robots: the vec step beside the bare physics, and captured against eager",
     ),
     "play": ("speed.play:bench_play", "pictures per second of fleetfoot play, with a browser"),
     "deploy": (

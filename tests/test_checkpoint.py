@@ -292,6 +292,8 @@ def test_links_to_and_inside_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "good").symlink_to(save(Checkpoint(folder), 2))
     going_on = load(tmp_path / "good").to_resume()  # as that checkpoint of that run
     assert (going_on["resumed_from"], going_on["best_return"]) == ("000000002", 3.0)
+    (folder / "newest").symlink_to(folder / "000000002")
+    assert load(folder / "newest").to_resume()["resumed_from"] == "000000002"
     shutil.move(folder / "000000002", tmp_path / "elsewhere")
     (folder / "000000002").symlink_to(tmp_path / "elsewhere")
     going_on = load(folder / "000000002").to_resume()

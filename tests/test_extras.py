@@ -89,3 +89,14 @@ def test_commands_are_those_of_the_running_environment(
     assert extras.program("no-such-command") == "no-such-command"
     monkeypatch.setenv("PATH", str(tmp_path / "env/bin"))
     assert extras.program("pip") == "pip", "its environment is active"
+
+
+def test_a_package_that_cannot_be_imported_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_there.py").write_text("import nowhere_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"it needs that \(.*nowhere_at_all'\): pip install"):
+        extras.load("half_there", "both", "it needs that")
+    with pytest.raises(UserError, match="it needs that: pip install"):
+        extras.load("nowhere_at_all.inside", "both", "it needs that")

@@ -19,7 +19,7 @@ from benchmarks.studies.mjlab_peers import (
     Scaled,
     Snapshots,
     TimeIsUp,
-    check_same_task,
+    check_trained_on,
     rsl_rl_policy,
     train_rsl_rl,
 )
@@ -83,11 +83,11 @@ def test_a_checkpoint_tells_its_seconds_of_training(tmp_path: Path) -> None:
 
 def test_runs_of_other_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run folder"):
-        check_same_task(tmp_path, GO1)
+        check_trained_on(tmp_path, GO1)
     write_recipe(tmp_path, recipes.get("flash_sac/mjlab-g1-velocity-flat"))
     with pytest.raises(UserError, match="was not trained on"):
-        check_same_task(tmp_path, GO1)
-    check_same_task(tmp_path, "Mjlab-Velocity-Flat-Unitree-G1")
+        check_trained_on(tmp_path, GO1)
+    check_trained_on(tmp_path, "Mjlab-Velocity-Flat-Unitree-G1")
 
 
 def test_actions_of_rsl_rl_are_clipped_only_where_mjlab_clips() -> None:

@@ -83,7 +83,7 @@ def mjlab_peers(
     place = torch.empty(0, device=resolve_device(device)).device  # a GPU with its number, for Warp
     env_config = MjlabConfig(task=task)
     for folder in ours:
-        check_same_task(folder, task)
+        check_trained_on(folder, task)
     if len({run.name for run in ours}) < len(ours):
         raise UserError("two of --ours have the same name; rows are told apart by it.")
     folder = runs / f"rsl_rl-{task}-seed{seed}"
@@ -298,7 +298,7 @@ def rsl_rl_policy(env: MjlabEnv, task: str, snapshot: Path) -> RslRlPolicy:
     return RslRlPolicy(network, agent.clip_actions)
 
 
-def check_same_task(run: Path, task: str) -> None:
+def check_trained_on(run: Path, task: str) -> None:
     if not is_run(run):
         raise UserError(f"{run} is no run folder.")
     config = read_recipe(run).env

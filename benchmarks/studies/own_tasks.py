@@ -14,8 +14,10 @@ from benchmarks.curves import finished, points, trained
 from fleetfoot import recipes
 from fleetfoot.config import to_json
 from fleetfoot.envs.gym import GymConfig
+from fleetfoot.errors import UserError
 from fleetfoot.log import LogConfig
 from fleetfoot.recipe import Recipe
+from fleetfoot.run.folder import read_recipe
 
 TASKS = (
     *("Pendulum-v1", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5"),
@@ -42,7 +44,7 @@ def own_tasks(
     base = stored if gamma is None else replace(stored, gamma=gamma)
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        folders = [trained(on(base, task, seed), runs / f"{task}-seed{seed}") for seed in seeds]
+        folders = [run_of(on(base, task, seed), runs / f"{task}-seed{seed}") for seed in seeds]
         curves: list[dict[str, Any]] = [
             {"seed": seed, **points(finished(folder))}
             for seed, folder in zip(seeds, folders, strict=True)
@@ -58,6 +60,13 @@ def own_tasks(
         )
         yield {"rows": rows}
     yield {"rows": rows, "recipe": to_json(base)}
+
+
+def run_of(recipe: Recipe, folder: Path) -> Path:
+    """The folder, with a run of this very recipe in it."""
+    if read_recipe(trained(recipe, folder)) != recipe:
+        raise UserError(f"{folder} holds a run of another recipe: delete it, or give other --runs.")
+    return folder
 
 
 def on(recipe: Recipe, task: str, seed: int) -> Recipe:

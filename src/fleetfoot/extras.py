@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleetfoot.errors import UserError
+from fleetfoot.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -106,11 +106,13 @@ def install_line(*extras: str) -> str:
 
 
 def load(module: str, extra: str, what: str) -> Any:
-    """A module that an extra brings; UserError, with the line that installs it, where it is missing."""
+    """A module that an extra brings; UserError, with the line that installs it, where it is missing, or cannot be
+    imported: then with the reason."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"{what}: {install_line(extra)}") from error
+        why = "" if error.name == module.partition(".")[0] else f" ({one_line(error)})"
+        raise UserError(f"{what}{why}: {install_line(extra)}") from error
 
 
 def check(what: str, modules: Iterable[str], *extras: str) -> None:

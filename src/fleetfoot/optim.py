@@ -207,7 +207,7 @@ class LocalStepper:
         self.cfg, self.total_steps = cfg, total_steps
         self.parameters = parameters = list(module.parameters())
         self.constrain_: Callable[[], None] = getattr(module, "constrain_", lambda: None)
-        # On the device, like the rate that depends on it: a step that was recorded once can be repeated.
+        # On the device, like the rate that depends on it: a step that was captured once can be repeated.
         self.steps = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         self.lr = torch.tensor(cfg.lr, device=parameters[0].device)
         # What happens to a gradient before it is applied. Set from outside where several GPUs share one.

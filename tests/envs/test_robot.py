@@ -333,7 +333,9 @@ def test_a_gear_of_an_actuator_that_is_not_linear_stays(actuator: str) -> None:
 @pytest.mark.parametrize(
     ("actuator", "torque", "kd"),
     [
-        ('general gaintype="affine" gainprm="1 1" gear="-3" forcerange="-1 2"', 3.0, 0.1),
+        ('general gaintype="affine" gainprm="1 1" gear="-3" forcerange="-1 2"', 6.0, 0.1),
+        ('motor forcerange="-5 0"', 5.0, 0.1),
+        ('position kp="10" kv="1" damping="2"', None, 3.1),
         ('muscle force="100" lengthrange="-1 1" gear="3"', None, 0.1),
         ('general biastype="none" biasprm="0 -60 -3"', None, 0.1),
         ('position kp="60" kv="3" gear="2"', None, 12.1),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fleetfoot import UserError, deploy, recipes, train
 from fleetfoot.envs.gym import GymConfig
+from fleetfoot.envs.robot import Joystick, Now, Task
 from fleetfoot.play.page import bind
 from fleetfoot.play.robot import SimulatedRobot, find
-from fleetfoot.play.source import SHIPPED, check_same, open_source
+from fleetfoot.play.source import SHIPPED, check_same, open_source, robot_for
 from support.command import refusal
 from support.examples import example
 from support.trust_recipes import tiny
@@ -48,6 +51,40 @@ def test_a_robot_of_ones_own_is_driven_like_those_of_the_package(tmp_path: Path)
         simulation.write(controller.step(simulation.read(), simulation.command()))
     with pytest.raises(UserError, match="--ground is for robots of the package"):
         open_source([tmp_path / "run"], ground="rough")
+
+
+def test_a_robot_whose_task_explains_nothing_is_drawn_by_its_environment(tmp_path: Path) -> None:
+    """A controller would not know what its policy observes."""
+    wheel = example("own_robot")
+    recipe = dataclasses.replace(tiny(), env=wheel.WheelConfig(engine="cpu"), total_vec_steps=4)
+    train(recipe, tmp_path / "run")
+    source = open_source([tmp_path / "run"])
+    assert source.robot is None
+    assert source.env is not None
+
+
+def test_a_robot_of_ones_own_may_have_the_name_of_another() -> None:
+    pup = example("own_quadruped")
+    about = deploy.load(SHIPPED).about
+    named = dataclasses.replace(
+        about, raw=about.raw | {"robot": {"robot": "go1", "timestep": 0.004}}
+    )
+    assert robot_for(named, pup.QuadrupedConfig(engine="cpu")) == pup.ROBOT
+
+
+def test_which_tasks_explain_what_they_observe() -> None:
+    class More(Joystick):
+        def observe(self, now: Now) -> dict[str, torch.Tensor]:
+            return super().observe(now) | {"height": now.qpos[:, 2:3]}
+
+    class Explained(More):
+        def explain(self) -> dict[str, dict[str, Any]]:
+            return super().explain()
+
+    assert Task.explains_itself(Task.__new__(Task))
+    assert [kind.__new__(kind).explains_itself() for kind in (Joystick, More, Explained)] == [
+        *(True, False, True)
+    ]
 
 
 def test_several_policies_get_names_of_their_own() -> None:

@@ -426,6 +426,36 @@ def test_seeds_of_which_one_is_further_go_on_one_after_the_other(
     assert {10, 30, 40} <= set(checkpoint.steps(first))
 
 
+def test_a_seed_that_went_one_save_further_alone_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recipe is that of the others, as after a kill of all of them."""
+    folder = tmp_path / "two"
+    recipe = replace(small(), checkpoint=CheckpointConfig(every_vec_steps=10, keep=5))
+    save, last = Journal.save, 20
+
+    class Killed(BaseException):
+        pass
+
+    def killed_save(self: Journal, subject: Subject) -> None:
+        if self.vec_steps == last:
+            raise Killed
+        save(self, subject)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "save", killed_save)
+        with pytest.raises(Killed):
+            api.train_seeds(replace(recipe, total_vec_steps=40), 2, folder)
+        last, (first, _) = 30, folders.seed_folders(folder)
+        with pytest.raises(Killed):
+            api.resume(first)
+    assert [list(checkpoint.steps(one)) for one in folders.seed_folders(folder)] == [[10, 20], [10]]
+    capsys.readouterr()
+    assert len(api.resume_seeds(folder)) == 2
+    assert "other: some of them are further than others" in capsys.readouterr().err
+    assert {10, 20, 30, 40} <= set(checkpoint.steps(first))
+
+
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("name", ["flash_sac", pytest.param("fast_sac", marks=pytest.mark.slow)])
 def test_compiled_steps_of_several_seeds_are_the_same(name: str) -> None:

@@ -2,7 +2,7 @@
 
 required     `Agent`: two networks, `observe`, `update`, a counter and a state. Enough to train anywhere, eagerly.
 for speed    `compiled_methods`, `compiled_steps` and `periods`, which say what may be compiled and what may be
-             recorded as CUDA graphs. Without them an agent runs eagerly, and the learner says so in one line.
+             captured as CUDA graphs. Without them an agent runs eagerly, and the learner says so in one line.
 offered      protocols with more methods, each of which one topology or feature needs: two learners, a parameter
              server, initial priorities, diagnosis, a memory of its own. A function `as_...` gives the agent back
              with that type, or raises a `UserError` of one sentence.
@@ -39,7 +39,7 @@ class Agent(Protocol):
         ...
 
     updates: int
-    """Updates so far. `update` adds one; whoever replays a recorded update adds it from outside."""
+    """Updates so far. `update` adds one; whoever replays a captured update adds it from outside."""
 
     def observe(self, fresh: Transition) -> None:
         """Called once with each new transition, in order. Running statistics change here and nowhere else; those of an
@@ -59,7 +59,7 @@ class Agent(Protocol):
 
 
 class Accelerated(Agent, Protocol):
-    """An agent that says what of it may be compiled and recorded. Each may be missing."""
+    """An agent that says what of it may be compiled and captured. Each may be missing."""
 
     compiled_methods: ClassVar[tuple[str, ...]]
     """Names of pure methods: tensors in, tensors out (also in tuples, lists, dicts and `Loss`), no randomness of their

@@ -39,7 +39,7 @@ Deviations from the authors' code (naumix/CHANGES_ICML2023):
     [7] The value loss has no factor 1/2 of its own, so that 0.5 of it is twice what it is there.
 
 Before the model begins, an update is PPO's. N and H are numbers of the host and change during the run, so updates are
-not recorded as CUDA graphs, and on a GPU each new pair of them compiles once.
+not captured as CUDA graphs, and on a GPU each new pair of them compiles once.
 
 Above 300 lines, because the estimators stand beside each other.
 """

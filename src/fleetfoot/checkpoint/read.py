@@ -42,7 +42,8 @@ class Loaded:
         """The state, and what a run that goes on from here must know of its folder: the checkpoint's own name, and the
         return of the best policy there, which may be of later than this state."""
         folder = Path(os.path.abspath(self.folder))
-        if folder.parent.name != "checkpoints":  # there, names are the run's, even those of links
+        # Inside of a run names are the run's, even those of links.
+        if folder.parent.name != "checkpoints" or not FOLDER_NAME.fullmatch(folder.name):
             folder = folder.resolve()
         if not FOLDER_NAME.fullmatch(folder.name):
             raise UserError(

@@ -15,7 +15,7 @@ class SpectralLinear(Linear):
 
     u and v are its singular vectors by power iteration. `iterate_` goes on with it and belongs after every change of
     the weights, in a target network as well: its weights are averages, and so it has vectors of its own. `forward` only
-    reads, so it may be compiled, recorded and repeated with other weights. The gradient takes u and v for constants.
+    reads, so it may be compiled, captured and repeated with other weights. The gradient takes u and v for constants.
 
     Weights that start orthogonal have singular values which are all the same, and from there on many that are close:
     one iteration after each change, as is usual, leaves sigma too small by ten percent and more. Here there are 4,096,

@@ -76,14 +76,18 @@ def is_known(about: deploy.About) -> bool:
     return str(_told(about).get("robot", "")) in robots.ROBOTS
 
 
+def is_of_package(config: EnvConfig) -> bool:
+    return type(config).__module__.partition(".")[0] == "fleetfoot"
+
+
 def in_environment(config: EnvConfig) -> Robot | None:
-    """A robot of one's own, from the environment that simulates it. The library's environments have none."""
-    if type(config).__module__.partition(".")[0] == "fleetfoot":
-        return None
+    """A robot of one's own, from the environment that simulates it. None where a controller cannot know what its policy
+    observes."""
     env: Any = build_env(config.for_evaluation(), 1, 0, torch.device("cpu"))
     try:
         inner = env.env
-        return inner.robot if isinstance(inner, RobotEnv) else None
+        explained = isinstance(inner, RobotEnv) and inner.task.explains_itself()
+        return inner.robot if explained else None
     finally:
         env.close()
 

@@ -50,10 +50,6 @@ def open_source(
                 recipe = read_recipe(place)
     first = next(iter(policies.values()))
     env = None if recipe is None else recipe.env
-    if ground is not None and robot.is_robot(first.about) and not robot.is_known(first.about):
-        raise UserError(
-            f"--ground is for robots of the package, and {first.about.name} is not for one of them."
-        )
     if (body := robot_for(first.about, env, model, ground)) is not None:
         for policy in policies.values():
             check_same(first.about, policy.about)
@@ -114,9 +110,16 @@ def robot_for(
     simulates. None: it is drawn by its environment."""
     if not robot.is_robot(about):
         return None
-    if model is not None or robot.is_known(about):
+    if model is not None:
         return robot.find(about, model, ground)
-    return None if env is None else robot.in_environment(env)
+    own = env if env is not None and not robot.is_of_package(env) else None
+    if ground is not None and (own is not None or not robot.is_known(about)):
+        raise UserError(
+            f"--ground is for robots of the package, and {about.name} is not for one of them."
+        )
+    if own is not None:  # whatever its name
+        return robot.in_environment(own)
+    return robot.find(about, None, ground) if robot.is_known(about) else None
 
 
 def _exported(place: Path, which: Which, scratch: Path) -> Path:

@@ -76,6 +76,7 @@ class Journal:
     compile_seconds: float = 0.0
     evaluation_owed: bool = False  # it was cut by a signal; whoever goes on makes it first
     resumed_from: str = ""  # the name of a checkpoint
+    batched: bool = False  # one of several seeds that are trained as one
 
     def __post_init__(self) -> None:
         self.timer = StepTimer(self.device)
@@ -329,6 +330,7 @@ class Journal:
             "last_return": self.last_return,
             "best_return": self.best_return,
             "evaluation_owed": self.evaluation_owed,
+            "batched": self.batched,
         }
 
     def load_state_dict(self, state: State) -> None:

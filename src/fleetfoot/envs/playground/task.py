@@ -340,6 +340,4 @@ def _models(wanted: Wanted) -> Iterator[None]:
 
 
 def _load(module: str) -> Any:
-    return extras.load(
-        module, "playground", f"MuJoCo Playground needs {module}, which is not installed"
-    )
+    return extras.load(module, "playground", f"MuJoCo Playground needs {module}")

@@ -9,7 +9,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfoot.envs.robot.joints import Joints, damping_of_actuators, servos, targets, units
+from fleetfoot.envs.robot.joints import (
+    Joints,
+    damping_inside,
+    damping_of_actuators,
+    servos,
+    targets,
+    units,
+)
 from fleetfoot.envs.robot.returns import check_told
 
 if TYPE_CHECKING:
@@ -38,11 +45,13 @@ def describe_joints(
 ) -> dict[str, Any]:
     """`joints` as JSON values. An action a tells them `offset + scale * a`."""
     servo = servos(model)
-    # Of the joint: a gear that could not be folded in multiplies it, and may turn the range around.
-    force = (model.actuator_forcerange * model.actuator_gear[:, :1]).max(1)
+    damping = model.dof_damping[joints.v] + damping_of_actuators(model) + damping_inside(model)
+    # Of the joint: a gear that could not be folded in multiplies it.
+    force = np.abs(model.actuator_forcerange * model.actuator_gear[:, :1]).max(1)
     force = np.where(model.actuator_forcelimited.astype(bool), force, np.inf)
     limited = model.jnt_actfrclimited[joints.ids].astype(bool)
-    force = np.minimum(force, np.where(limited, model.jnt_actfrcrange[joints.ids][:, 1], np.inf))
+    of_joint = np.abs(model.jnt_actfrcrange[joints.ids]).max(1)
+    force = np.minimum(force, np.where(limited, of_joint, np.inf))
     limited = model.jnt_limited[joints.ids].astype(bool)
     low, high = np.where(limited, model.jnt_range[joints.ids].T, [[-np.inf], [np.inf]])
     target_low, target_high = targets(model, joints)
@@ -58,7 +67,7 @@ def describe_joints(
         _or_none(target_low),
         _or_none(target_high),
         np.where(servo, model.actuator_gainprm[:, 0], 0.0).tolist(),
-        (model.dof_damping[joints.v] + damping_of_actuators(model)).tolist(),
+        damping.tolist(),
         _or_none(force),
         strict=True,
     )

@@ -79,6 +79,15 @@ def damping_of_actuators(model: mujoco.MjModel) -> Array:
     return gains
 
 
+def damping_inside(model: mujoco.MjModel) -> Array:
+    """[U] The force on its joint with which each opposes a velocity of 1 whatever it is told."""
+    inside = getattr(
+        model, "actuator_damping", np.zeros(model.nu)
+    )  # not in every version of MuJoCo
+    gains: Array = inside * model.actuator_gear[:, 0] ** 2
+    return gains
+
+
 def units(model: mujoco.MjModel, joints: Joints) -> list[str | None]:
     """What a target is measured in; None where it is none of these."""
     hinge = model.jnt_type[joints.ids] == mujoco.mjtJoint.mjJNT_HINGE

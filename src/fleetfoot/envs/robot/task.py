@@ -128,3 +128,12 @@ class Task:
         if type(self).observe is not Task.observe:
             return {}
         return {"joint_pos": {"unit": "rad", "offset": self.robot.pose.tolist()}}
+
+    def explains_itself(self) -> bool:
+        """Is its `explain` about its own `observe`, and not about that of a class which it extends?"""
+        kinds = type(self).__mro__
+        explains, observes = (
+            next(at for at, kind in enumerate(kinds) if name in vars(kind))
+            for name in ("explain", "observe")
+        )
+        return explains <= observes

@@ -30,7 +30,7 @@ class MultiSeedJournal(Journal):
         self.clock.restart(self.clock.before)  # building the other seeds was not training
         self.vec_steps, self.updates = first.vec_steps, first.updates
         for journal, _ in self.seeds:
-            journal.clock = self.clock
+            journal.clock, journal.batched = self.clock, True
             if journal.checkpoint is not None:
                 journal.checkpoint.keep += 1  # until all seeds have saved: see `_drop_older`
 

@@ -84,19 +84,14 @@ def _why_apart(saved: Sequence[dict[int, Path]], common: int | None) -> str | No
     """Why seeds with these checkpoints do not go on together from `common`; None: they do."""
     if common is None:
         return "they have no checkpoints of the same vec step" if any(saved) else None
-    # A kill leaves some of them one save ahead, of the same recipe. Who is further was continued alone, and loses
-    # nothing.
-    ahead = [sum(step > common for step in steps) for steps in saved]
-    if max(ahead) > 1 or (any(ahead) and len({_length(steps[max(steps)]) for steps in saved}) > 1):
-        return "some of them are further than others"
+    # A kill leaves some of them one save of the batch ahead. Who is further was continued alone, and loses nothing.
+    for steps in saved:
+        ahead = [folder for step, folder in steps.items() if step > common]
+        if len(ahead) > 1 or not all(checkpoint.plain_values(one).get("batched") for one in ahead):
+            return "some of them are further than others"
     if len({_counts(steps[common]) for steps in saved}) > 1:
         return "they have not made as many updates, or do not hold as many rows in their replays"
     return None
-
-
-def _length(folder: Path) -> Any:
-    recipe = checkpoint.sealed_recipe(folder)
-    return recipe.get("total_vec_steps") if isinstance(recipe, dict) else None
 
 
 def _counts(folder: Path) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ from fleetfoot.topologies.pql.stages import (
 if TYPE_CHECKING:
     from fleetfoot.topologies.pql.loop import Coordinator
 
-SETTLED = 16  # rounds with updates after which a learner has compiled and recorded what it uses
+SETTLED = 16  # rounds with updates after which a learner has compiled and captured what it uses
 
 
 @part
@@ -87,7 +87,7 @@ class Threads:
         # Rounds to make. None ends a learner's thread, and wakes up the actor's.
         self.queues: dict[str, SimpleQueue[Round | None]] = {s: SimpleQueue() for s in STAGES}
         self.rounds_with_updates = {"critic": 0, "policy": 0}
-        self.eager = False  # nothing is compiled or recorded
+        self.eager = False  # nothing is compiled or captured
         self.error: BaseException | None = None
         self.running = ExitStack()
 
@@ -133,7 +133,7 @@ class Threads:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """For a stage's round. Until both learners have compiled and recorded what they will use, no two at once: torch
+        """For a stage's round. Until both learners have compiled and captured what they will use, no two at once: torch
         compiles one thread's modules with all of them patched, and a simulator may record CUDA graphs of its own."""
         if self.eager or min(self.rounds_with_updates.values()) >= SETTLED:
             yield
