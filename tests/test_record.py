@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -193,3 +196,18 @@ write_film([np.zeros((32, 48, 3), np.uint8)] * 3, 20.0, Path(sys.argv[1]))
     )
     assert path.exists()
     assert "os.fork() was called" not in done.stderr
+
+
+def test_ctrl_c_waits_until_the_encoder_has_started() -> None:
+    started: list[bool] = []
+
+    def start() -> None:
+        with record._without_ctrl_c():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            started.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert started
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

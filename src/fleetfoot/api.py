@@ -310,7 +310,7 @@ def record_run(
     """Film the policy in real time as MP4 or GIF, by the ending of `path` (by default an MP4 in the run's `videos/`),
     and write four of its frames side by side to the PNG `strip`."""
     recipe = read_recipe(folder)
-    target = run_of(folder) / "videos" / f"{which}.mp4" if path is None else Path(path)
+    target = _film_of(Path(folder), which) if path is None else Path(path)
     record.check_ending(target, *record.ENCODERS)
     if strip is not None:
         record.check_ending(Path(strip), ".png")
@@ -322,6 +322,12 @@ def record_run(
             frames = list(frames)
             record.write_strip(frames, Path(strip))
         return record.write_film(frames, record.frame_rate(env.spec), target)
+
+
+def _film_of(folder: Path, which: Which) -> Path:
+    """In the run's videos/, after the checkpoint where one is named."""
+    run = run_of(folder)
+    return run / "videos" / f"{which if run == folder else folder.resolve().name}.mp4"
 
 
 def _policy(recipe: Recipe, spec: EnvSpec, folder: Path, which: Which, device: str) -> nn.Module:

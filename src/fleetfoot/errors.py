@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -81,4 +82,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Halted(f"cannot write {path}: {error.strerror or error}.") from error
+        if os.path.islink(path) and not os.path.exists(path):
+            why = "it is a link to something that does not exist; remove it, or give another name"
+        else:
+            why = error.strerror or str(error)
+        raise Halted(f"cannot write {path}: {why}.") from error

@@ -3,6 +3,8 @@
 `build_env` builds the environments of a config inside a `Guarded`. What they return is compared with their spec (None,
 other shapes, other dtypes and, on a CPU, NaN), an exception or SystemExit in them becomes a `Halted`, and so does a
 call that takes longer than `Recipe.env_timeout` (`Watch`).
+
+More than 300 lines: the watch and what it guards know each other.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from torch import Tensor
 from fleetfoot.data import EnvSpec, Obs, Step
 from fleetfoot.envs.vec_env import EnvConfig, EnvFault, TwoHalves, VecEnv
 from fleetfoot.errors import Halted, Hung, Notice, Program, UserError, one_line, place
-from fleetfoot.system import out_of_memory
+from fleetfoot.system import free_bytes, out_of_memory
 
 T = TypeVar("T")
 
@@ -38,6 +40,7 @@ GRACE = 10.0  # seconds that a call which is interrupted has to end
 AGAIN = 3.0  # seconds between two interruptions of one call
 AT_ONCE = 1.0  # seconds that a step has to end after Ctrl-C
 CLOSING = 30.0  # seconds that environments have to close
+LEAST = 256  # bytes of an environment: a small state, observations, actions, what is computed in between
 
 
 def build_env(
@@ -48,14 +51,18 @@ def build_env(
     timeout: float = math.inf,
 ) -> VecEnv:
     """The environments of `config`. `timeout`: seconds that a reset or a step of all of them may take."""
+    name = type(config).__name__
+    why = f"{num_envs:,} environments do not fit in memory; use fewer (--num-envs, --episodes)"
+    if num_envs * LEAST > free_bytes(
+        device
+    ):  # a system that runs out of memory ends the program without a word
+        raise UserError(f"{name} cannot be built: {why}.")
     try:
         env = config.build(num_envs, seed, device)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        name = type(config).__name__
         if out_of_memory(error):
-            why = f"{num_envs:,} environments do not fit in memory; use fewer (--num-envs, --episodes)"
             raise UserError(f"{name} cannot be built: {why}.") from error
         raise UserError(f"{name} cannot be built: {one_line(error)}{place(error)}.") from error
     kind = GuardedHalves if isinstance(env, TwoHalves) else Guarded

@@ -6,7 +6,10 @@ write_film(frames, frame_rate(env.spec), Path("policy.mp4"))
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
+import threading
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -90,7 +93,7 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                         (picture.shape[1], picture.shape[0]),
                         fps=fps,
                         macro_block_size=2,
-                        ffmpeg_log_level="error",
+                        ffmpeg_log_level="quiet",  # what is missing in the film is seen below
                         **ENCODERS[path.suffix.lower()],
                     )
                     _start(writer)
@@ -125,7 +128,24 @@ def _start(writer: Generator[None, Any, None]) -> None:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
-        writer.send(None)
+        with _without_ctrl_c():
+            writer.send(None)
+
+
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Ctrl-C waits until the encoder has started, which never sees it."""
+    if threading.current_thread() is not threading.main_thread():  # others do not see it either
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(signal.SIGINT, None)
 
 
 def _send(writer: Generator[None, Any, None], picture: Frame, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import psutil
 import torch
@@ -49,3 +50,11 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     texts = ("DefaultCPUAllocator", "Storage size calculation overflowed")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
+def asked_for(error: BaseException) -> str:
+    """How much memory there was not, as the allocators of torch say it; empty where they do not."""
+    if found := re.search(r"allocate (\d+) bytes", str(error)):
+        return f" ({int(found[1]) / 2**30:,.1f} GiB more were asked for)"
+    found = re.search(r"[Tt]ried to allocate ([\d.]+ [KMGT]iB)", str(error))
+    return f" ({found[1]} more were asked for)" if found else ""

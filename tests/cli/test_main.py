@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fleetfoot import recipes
-from fleetfoot.cli.main import COMMANDS, Output, as_printed, take_imports
-from fleetfoot.errors import Notice
+from fleetfoot.cli.main import COMMANDS, Output, as_printed, main, take_imports
+from fleetfoot.errors import Notice, UserError
 from fleetfoot.run import folder as folders
 from fleetfoot.run.stored import write_stored
 from support.command import call, refusal
@@ -105,6 +106,47 @@ def test_a_mistake_gets_one_line(
 ) -> None:
     assert says in refusal(capsys, *args)
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+def test_what_is_in_the_way_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/recipe.json").write_text("{}")
+    assert "give its folder, run." in refusal(capsys, "resume", "run/recipe.json")
+    os.symlink("nowhere", "dead")
+    said = refusal(capsys, "train", TINY, "--folder", "dead")
+    assert "cannot write dead: it is a link to something that does not exist; remove it" in said
+
+
+def test_memory_that_runs_out_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(args: list[str]) -> int:
+        raise RuntimeError(args[0])
+
+    monkeypatch.setattr("fleetfoot.cli.main.dispatch", fails)
+    cpu = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes."
+    assert "memory has run out (2.0 GiB more were asked for): " in refusal(capsys, cpu)
+    with pytest.raises(RuntimeError, match="another"):
+        main(["another"])
+
+    def on_a_gpu(args: list[str]) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0")
+
+    monkeypatch.setattr("fleetfoot.cli.main.dispatch", on_a_gpu)
+    assert "memory has run out (20.00 GiB more were asked for): " in refusal(capsys, "train")
+
+
+def test_a_recipe_for_a_gpu_says_that_it_is_slow_without_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise UserError("enough")
+
+    monkeypatch.setattr("fleetfoot.api.train", stopped)
+    code, _, err = call(capsys, "train", "flash_sac/t1", "--device", "cpu")
+    assert (code, err.splitlines()[1]) == (2, "fleetfoot: enough")
+    assert err.startswith("fleetfoot: flash_sac/t1 is made for a GPU and slow on CPU cores")
+    assert refusal(capsys, "train", TINY) == "fleetfoot: enough\n"
 
 
 def test_a_notice_is_one_line_and_other_warnings_are_as_ever() -> None:

@@ -220,6 +220,20 @@ def test_evaluate_and_record_read_the_run(
     assert "total_vec_steps" in said("resume", "--help")
 
 
+def test_a_film_is_named_after_its_checkpoint(
+    finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = finished
+    monkeypatch.chdir(folder.parent)
+    run = Path(folder.name)
+    newest = max(checkpoint.steps(run).values())
+    assert api._film_of(run, "best") == run / "videos" / "best.mp4"
+    assert api._film_of(newest, "best") == run / "videos" / f"{newest.name}.mp4"
+    (tmp_path / "good").symlink_to(newest.resolve())
+    there = api._film_of(tmp_path / "good", "best")
+    assert there == folder.resolve() / "videos" / f"{newest.name}.mp4"
+
+
 def test_resume_refuses_what_the_checkpoint_cannot_bear(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     before = (folder / "recipe.json").read_text()

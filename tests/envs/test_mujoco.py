@@ -19,6 +19,7 @@ from fleetfoot.envs.check import check_env
 from fleetfoot.envs.mujoco import Draw, MuJoCoConfig, MuJoCoEnv, Physics, Task, names
 from fleetfoot.envs.mujoco import tasks as mujoco_tasks
 from fleetfoot.envs.mujoco.joints import Joints
+from fleetfoot.envs.mujoco.physics import compile_spec, load_spec
 from fleetfoot.errors import UserError
 
 CPU = torch.device("cpu")
@@ -424,3 +425,34 @@ def test_no_backend_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in str(raised.value)
     finally:
         render.backend.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("task", "ways", "tile"),
+    [
+        ("HalfCheetah-v5", (0,), 80 / 60),
+        ("Ant-v5", (0, 1), 80 / 60),
+        ("Swimmer-v5", (0, 1), 80 / 30),
+        ("InvertedPendulum-v5", (), 1.0),  # on a rail
+        ("Reacher-v5", (), 1.0),
+    ],
+)
+def test_nobody_runs_off_the_ground_of_a_picture(
+    task: str, ways: tuple[int, ...], tile: float
+) -> None:
+    model = compile_spec(load_spec(mujoco_tasks.find(task).model))
+    qpos = np.arange(100.0, 100.0 + model.nq)
+    moved = render.back_on_ground(model, qpos)
+    for at in range(model.nq):
+        tiles = (qpos[at] - moved[at]) / tile
+        assert tiles == pytest.approx(round(tiles))
+        assert (abs(moved[at]) <= tile / 2) if at in ways else (tiles == 0)
+
+
+def test_without_a_pattern_the_ground_stays() -> None:
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><geom type='plane' size='4 4 1'/>"
+        "<body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+    )
+    qpos = np.array([100.0, -100.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    assert (render.back_on_ground(model, qpos) == qpos).all()

@@ -211,12 +211,13 @@ class Checkpoint:
         free = shutil.disk_usage(self.folder).free
         return UserError(
             f"the disk is full: a checkpoint in {self.folder} needs {needed:,} bytes and {free:,} "
-            f"are free{self._kept()}; make room or set checkpoint.replay=False"
+            f"are free{self._kept()}; make room, or leave the replay out (--checkpoint.no-replay)"
         )
 
     def _kept(self) -> str:
-        there = any(read_pointer(self.folder, which) for which in ("last", "best"))
-        return "; the earlier checkpoint is kept" if there else ""
+        if read_pointer(self.folder, "last"):
+            return "; the earlier checkpoint is kept"
+        return "; the best policy is kept" if read_pointer(self.folder, "best") else ""
 
 
 def _lean(state: dict[str, Any]) -> dict[str, Any]:

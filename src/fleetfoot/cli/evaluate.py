@@ -49,7 +49,7 @@ def run(args: list[str], imports: list[str]) -> int:
     returns = [float(value) for value in done.returns]
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     print(
-        f"return {done.mean_return:,.1f} ± {spread:,.1f} over {len(returns)} episodes "
+        f"return {done.mean_return:,.1f} ± {spread:,.1f} over {len(returns)} episode{'s' * (len(returns) > 1)} "
         f"(from {min(returns):,.1f} to {max(returns):,.1f}; {of})"
     )
     for name, value in done.metrics().items():

@@ -113,6 +113,18 @@ def run(args: list[str]) -> int:
     except KeyboardInterrupt:
         print("fleetfoot: interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        system = sys.modules.get(
+            "fleetfoot.system"
+        )  # it imports torch; without it nothing was large
+        if system is None or not system.out_of_memory(error):
+            raise
+        return complain(
+            UserError(
+                f"memory has run out{system.asked_for(error)}: use a smaller --batch-size, --num-envs or "
+                "--replay.capacity, or smaller networks."
+            )
+        )
 
 
 class Output(io.TextIOBase):

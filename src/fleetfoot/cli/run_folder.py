@@ -29,6 +29,8 @@ def take_run(args: list[str], command: str) -> tuple[Path, list[str]]:
         first = "It comes before the options: " if args else ""
         raise UserError(f"which run? {first}fleetfoot {command} RUN{_newest()}")
     folder = Path(args[0])
+    if folder.is_file() and folder.name == "recipe.json":
+        raise UserError(f"{folder} is the recipe of a run; give its folder, {folder.parent}.")
     if not folder.is_dir():
         near = nearest_run(folder, lambda path: os.path.isfile(path / "recipe.json"))
         raise UserError(f"there is no run folder {folder}.{near}")

@@ -15,12 +15,14 @@ from fleetfoot.cli.main import INTERRUPTED, speaks
 from fleetfoot.cli.run_folder import best_seed, command_line
 from fleetfoot.cli.which_recipe import find_recipe, modules_of
 from fleetfoot.config import to_json
+from fleetfoot.envs.robot import RobotConfig
 from fleetfoot.errors import UserError, one_line
 from fleetfoot.extras import typed
 from fleetfoot.log import curve, plot_text
-from fleetfoot.recipe import Result
+from fleetfoot.recipe import Recipe, Result
 from fleetfoot.run.folder import has_checkpoint, read_recipe, seed_folders
 from fleetfoot.study import seeds
+from fleetfoot.system import resolve_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ def run(args: list[str], imports: list[str]) -> int:
     if options.dry_run:
         print(dry_run.describe(recipe, options.folder, options.seeds, options.video))
         return 0
+    if start.device == "cuda" and isinstance(recipe.env, RobotConfig):
+        say_if_slow(name, recipe)
     if options.seeds > 1 and options.jobs != 1 and seeds.wants_processes(recipe):
         place, done = seeds.train_seeds(recipe, options.seeds, options.folder, options.jobs, needed)
         return finish_seeds(place, done, needed)
@@ -63,6 +67,15 @@ def run(args: list[str], imports: list[str]) -> int:
         done = all(result.finished for result in results)
         return finish_seeds(results[0].folder.parent, done, needed)
     return finish(api.train(recipe, options.folder), options.video, needed)
+
+
+def say_if_slow(name: str, recipe: Recipe) -> None:
+    """Other simulators for GPUs begin with minutes of compilation; these robots just walk slowly."""
+    if resolve_device(recipe.device).type == "cpu":
+        print(
+            f"fleetfoot: {name} is made for a GPU and slow on CPU cores; `fleetfoot list recipes` says which are not.",
+            file=sys.stderr,
+        )
 
 
 def check_jobs(jobs: int, several: bool) -> None:

@@ -102,6 +102,35 @@ def add_backdrop(spec: mujoco.MjSpec) -> None:
         spec.visual.headlight.diffuse = [0.6, 0.6, 0.6]
 
 
+def back_on_ground(model: mujoco.MjModel, qpos: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same picture, nearer to the middle of the ground: whole tiles of its pattern back. The ground of Gymnasium's
+    tasks ends after 40 m, and a cheetah is there in five seconds."""
+    tiles = _tiles(model)
+    moved = qpos.copy()
+    for joint in range(model.njnt):
+        at, kind = model.jnt_qposadr[joint], model.jnt_type[joint]
+        if model.body_parentid[model.jnt_bodyid[joint]] != 0 or model.jnt_limited[joint]:
+            continue
+        if kind == mujoco.mjtJoint.mjJNT_FREE:
+            moved[at : at + 2] -= tiles * np.round(qpos[at : at + 2] / tiles)
+        elif kind == mujoco.mjtJoint.mjJNT_SLIDE:
+            for axis in (0, 1):
+                if model.jnt_axis[joint][axis] == 1.0:
+                    moved[at] -= tiles[axis] * np.round(qpos[at] / tiles[axis])
+    return moved
+
+
+def _tiles(model: mujoco.MjModel) -> NDArray[np.float64]:
+    """[2] The sizes of one tile of the ground; very large where it has no pattern that repeats."""
+    plane = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_bodyid == 0)
+    for geom in np.flatnonzero(plane):
+        material, size = model.geom_matid[geom], model.geom_size[geom, :2]
+        if material >= 0 and not model.mat_texuniform[material] and (size > 0).all():
+            tiles: NDArray[np.float64] = 2 * size / model.mat_texrepeat[material]
+            return tiles
+    return np.full(2, 1e9)
+
+
 class Arrow(NamedTuple):
     """Drawn into a picture, from one point of the world to another."""
 
@@ -139,7 +168,7 @@ class Renderer:
     def __init__(self, model: mujoco.MjModel, width: int, height: int, view: View) -> None:
         model.vis.global_.offwidth = max(int(model.vis.global_.offwidth), width)
         model.vis.global_.offheight = max(int(model.vis.global_.offheight), height)
-        self._model, self._data = model, mujoco.MjData(model)
+        self.model, self._data = model, mujoco.MjData(model)
         self._camera = camera_of(model, view)
         self.distance = _distance(model, view)
         self._renderer = _renderer(model, width, height)
@@ -158,7 +187,7 @@ class Renderer:
         self._data.qpos[:], self._data.qvel[:] = qpos, qvel
         if mocap_pos is not None:
             self._data.mocap_pos[:], self._data.mocap_quat[:] = mocap_pos, mocap_quat
-        mujoco.mj_forward(self._model, self._data)
+        mujoco.mj_forward(self.model, self._data)
         self._renderer.update_scene(self._data, self._camera)
         for arrow in arrows:
             self._draw(arrow)

@@ -89,8 +89,11 @@ def new_folder(recipe: Recipe, folder: Path | str | None) -> Path:
 def run_of(path: Path | str) -> Path:
     """The run that a folder is, or that one of its checkpoints belongs to."""
     place = Path(path)
-    inside = (place / "state.json").is_file() and place.resolve().parent.name == "checkpoints"
-    return place.resolve().parent.parent if inside else place
+    if not (place / "state.json").is_file() or place.resolve().parent.name != "checkpoints":
+        return place
+    if place.parent.name != "checkpoints":  # a link from elsewhere
+        place = place.resolve()
+    return place.parent.parent
 
 
 def check_changes(stored: Recipe, recipe: Recipe) -> None:

@@ -26,7 +26,7 @@ from fleetfoot.envs.draw import Draw
 from fleetfoot.envs.mujoco import tasks as mujoco_tasks
 from fleetfoot.envs.mujoco.physics import Simulation, compile_spec, load_spec, without_textures
 from fleetfoot.envs.mujoco.tasks import Array, Physics, Task, names
-from fleetfoot.envs.render import Renderer, View, add_backdrop
+from fleetfoot.envs.render import Renderer, View, add_backdrop, back_on_ground
 from fleetfoot.errors import UserError
 
 __all__ = ["Draw", "MuJoCoConfig", "MuJoCoEnv", "Physics", "Task", "View", "names"]
@@ -243,7 +243,8 @@ class MuJoCoEnv:
             spec = load_spec(self._task.model)  # with its textures
             add_backdrop(spec)
             self._renderer = Renderer(compile_spec(spec), *self._size, self._task.view)
-        return self._renderer.picture(self._sim.qpos()[index], self._sim.qvel()[index])
+        qpos = back_on_ground(self._renderer.model, self._sim.qpos()[index])
+        return self._renderer.picture(qpos, self._sim.qvel()[index])
 
     def close(self) -> None:
         self._sim.close()
