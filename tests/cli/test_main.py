@@ -16,6 +16,7 @@ import torch
 
 from fleetfoot import recipes
 from fleetfoot.cli.main import COMMANDS, Output, as_printed, main, take_imports
+from fleetfoot.cli.run_folder import command_line
 from fleetfoot.errors import Notice, UserError
 from fleetfoot.run import folder as folders
 from fleetfoot.run.stored import write_stored
@@ -115,6 +116,24 @@ def test_what_is_in_the_way_is_named(capsys: pytest.CaptureFixture[str]) -> None
     os.symlink("nowhere", "dead")
     said = refusal(capsys, "train", TINY, "--folder", "dead")
     assert "cannot write dead: it is a link to something that does not exist; remove it" in said
+
+
+def test_a_command_to_copy_finds_the_modules_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "my modules")
+    said = command_line("evaluate", Path("runs/a"), imports=["mine.robot"])
+    assert said.startswith("PYTHONPATH='my modules' ")
+    assert said.endswith("evaluate runs/a --import mine.robot")
+    assert not command_line("evaluate", Path("runs/a")).startswith("PYTHONPATH")
+    Path("mine").mkdir()  # in the folder where it is copied to
+    said = command_line("evaluate", Path("runs/a"), imports=["mine.robot"])
+    assert not said.startswith("PYTHONPATH")
+
+
+def test_a_list_in_a_pipe_has_one_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "list", "recipes")
+    assert code == 0
+    assert sum(line.strip().startswith("flash_sac/t1 ") for line in out.splitlines()) == 1
+    assert len([line for line in out.splitlines() if line.strip()]) <= len(recipes.names()) + 20
 
 
 def test_memory_that_runs_out_is_one_line(

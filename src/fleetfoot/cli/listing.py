@@ -122,6 +122,8 @@ def show(listed: dict[str, list[Any]]) -> None:
     from rich.table import Table
 
     console = Console()
+    if not console.is_terminal:
+        console.width = 250  # one line each, for those who search in them
     for number, (what, rows) in enumerate(listed.items()):
         if number:
             console.print()

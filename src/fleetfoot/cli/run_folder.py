@@ -78,4 +78,7 @@ def command_line(command: str, folder: Path, *rest: str, imports: Sequence[str] 
         words = [*launcher, "-m", "fleetfoot", *words[1:]]
     for module in imports:
         words += ["--import", module]
-    return shlex.join(words)
+    path = os.environ.get("PYTHONPATH", "")
+    tops = {module.partition(".")[0] for module in imports}
+    elsewhere = any(not (os.path.isfile(f"{top}.py") or os.path.isdir(top)) for top in tops)
+    return (f"PYTHONPATH={shlex.quote(path)} " if path and elsewhere else "") + shlex.join(words)
