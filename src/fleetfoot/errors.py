@@ -47,7 +47,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_run(folder: Path, is_one: Callable[[Path], bool]) -> str:
-    """The same for a misspelt folder: of those beside it and those below runs/, as they can be typed."""
+    """The same for a misspelt folder: of those beside it and those below runs/, as they can be typed. Where nothing is
+    close, the newest of them."""
     places = {
         path.name: path
         for parent in (Path("runs"), folder.parent)
@@ -55,7 +56,10 @@ def nearest_run(folder: Path, is_one: Callable[[Path], bool]) -> str:
         if is_one(path)
     }
     close = difflib.get_close_matches(folder.name, places, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(str(places[name]) for name in close)}?" if close else ""
+    if close:
+        return f" Did you mean {' or '.join(str(places[name]) for name in close)}?"
+    newest = max(places.values(), key=lambda path: path.stat().st_mtime, default=None)
+    return f" The newest one is {newest}." if newest else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from fleetfoot.errors import UserError, one_line, writing
+from fleetfoot.errors import UserError, writing
 
 MOST_TEXT = 64 << 20  # bytes of a JSON file; a real one has some kB
 MOST_LOG = 4 << 30  # bytes of a metrics.jsonl
@@ -52,7 +52,9 @@ def read_json(path: Path, *, most: int = MOST_TEXT) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {one_line(error)}") from error
+        raise UserError(
+            f"{path} cannot be read as JSON: {' '.join(str(error).split())}."
+        ) from error
 
 
 @contextmanager

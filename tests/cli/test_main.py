@@ -113,6 +113,10 @@ def test_what_is_in_the_way_is_named(capsys: pytest.CaptureFixture[str]) -> None
     Path("run").mkdir()
     Path("run/recipe.json").write_text("{}")
     assert "give its folder, run." in refusal(capsys, "resume", "run/recipe.json")
+    Path("runs").mkdir()
+    Path("run").rename("runs/mine")
+    assert "runs/min. Did you mean runs/mine?" in refusal(capsys, "resume", "runs/min")
+    assert "runs/zzz. The newest one is runs/mine." in refusal(capsys, "resume", "runs/zzz")
     os.symlink("nowhere", "dead")
     said = refusal(capsys, "train", TINY, "--folder", "dead")
     assert "cannot write dead: it is a link to something that does not exist; remove it" in said
