@@ -44,7 +44,9 @@ def own_tasks(
     base = stored if gamma is None else replace(stored, gamma=gamma)
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        folders = [run_of(on(base, task, seed), runs / f"{task}-seed{seed}") for seed in seeds]
+        folders = [
+            trained_exactly(on(base, task, seed), runs / f"{task}-seed{seed}") for seed in seeds
+        ]
         curves: list[dict[str, Any]] = [
             {"seed": seed, **points(finished(folder))}
             for seed, folder in zip(seeds, folders, strict=True)
@@ -62,7 +64,7 @@ def own_tasks(
     yield {"rows": rows, "recipe": to_json(base)}
 
 
-def run_of(recipe: Recipe, folder: Path) -> Path:
+def trained_exactly(recipe: Recipe, folder: Path) -> Path:
     """The folder, with a run of this very recipe in it."""
     if read_recipe(trained(recipe, folder)) != recipe:
         raise UserError(f"{folder} holds a run of another recipe: delete it, or give other --runs.")

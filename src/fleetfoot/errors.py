@@ -58,8 +58,14 @@ def nearest_run(folder: Path, is_one: Callable[[Path], bool]) -> str:
     close = difflib.get_close_matches(folder.name, places, n=3, cutoff=0.5)
     if close:
         return f" Did you mean {' or '.join(str(places[name]) for name in close)}?"
-    newest = max(places.values(), key=lambda path: path.stat().st_mtime, default=None)
+    newest = max(places.values(), key=_changed, default=None)
     return f" The newest one is {newest}." if newest else ""
+
+
+def _changed(path: Path) -> float:
+    with contextlib.suppress(OSError):  # it may be gone by now
+        return path.stat().st_mtime
+    return 0.0
 
 
 def one_line(error: BaseException) -> str:

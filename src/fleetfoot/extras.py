@@ -111,7 +111,8 @@ def load(module: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        why = "" if error.name == module.partition(".")[0] else f" ({one_line(error)})"
+        missing = str(error.name).partition(".")[0] == module.partition(".")[0]
+        why = "" if missing else f" ({one_line(error)})"
         raise UserError(f"{what}{why}: {install_line(extra)}") from error
 
 

@@ -53,11 +53,11 @@ def build_env(
     """The environments of `config`. `timeout`: seconds that a reset or a step of all of them may take."""
     name = type(config).__name__
     why = f"{num_envs:,} environments do not fit in memory; use fewer (--num-envs, --episodes)"
-    if num_envs * LEAST > free_bytes(
-        device
-    ):  # a system that runs out of memory ends the program without a word
-        raise UserError(f"{name} cannot be built: {why}.")
     try:
+        if num_envs * LEAST > free_bytes(
+            device
+        ):  # systems without memory end programs without a word
+            raise UserError(f"{name} cannot be built: {why}.")
         env = config.build(num_envs, seed, device)
     except (UserError, KeyboardInterrupt):
         raise

@@ -93,7 +93,7 @@ def write_film(frames: Iterable[Frame], fps: float, path: Path) -> Path:
                         (picture.shape[1], picture.shape[0]),
                         fps=fps,
                         macro_block_size=2,
-                        ffmpeg_log_level="quiet",  # what is missing in the film is seen below
+                        ffmpeg_log_level="fatal",  # of a film that Ctrl-C cut, it would tell more
                         **ENCODERS[path.suffix.lower()],
                     )
                     _start(writer)
@@ -143,7 +143,8 @@ def _without_ctrl_c() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
     if came and callable(before):
         before(signal.SIGINT, None)
 

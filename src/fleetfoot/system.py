@@ -54,7 +54,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 def asked_for(error: BaseException) -> str:
     """How much memory there was not, as the allocators of torch say it; empty where they do not."""
-    if found := re.search(r"allocate (\d+) bytes", str(error)):
-        return f" ({int(found[1]) / 2**30:,.1f} GiB more were asked for)"
-    found = re.search(r"[Tt]ried to allocate ([\d.]+ [KMGT]iB)", str(error))
-    return f" ({found[1]} more were asked for)" if found else ""
+    found = re.search(r"allocate (\d+) bytes", str(error))
+    size = f"{int(found[1]) / 2**20:,.1f} MiB" if found else ""
+    if found := re.search(r"allocate ([\d.]+ [KMGT]iB)", str(error)):  # on a GPU, and by numpy
+        size = found[1]
+    return f" ({size} more were asked for)" if size else ""

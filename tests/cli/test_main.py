@@ -123,13 +123,12 @@ def test_what_is_in_the_way_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_command_to_copy_finds_the_modules_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "my modules")
+    Path("my modules/mine").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["my modules", "of something else"]))
     said = command_line("evaluate", Path("runs/a"), imports=["mine.robot"])
     assert said.startswith("PYTHONPATH='my modules' ")
     assert said.endswith("evaluate runs/a --import mine.robot")
-    assert not command_line("evaluate", Path("runs/a")).startswith("PYTHONPATH")
-    Path("mine").mkdir()  # in the folder where it is copied to
-    said = command_line("evaluate", Path("runs/a"), imports=["mine.robot"])
+    said = command_line("evaluate", Path("runs/a"), imports=["installed"])
     assert not said.startswith("PYTHONPATH")
 
 
@@ -148,7 +147,9 @@ def test_memory_that_runs_out_is_one_line(
 
     monkeypatch.setattr("fleetfoot.cli.main.dispatch", fails)
     cpu = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes."
-    assert "memory has run out (2.0 GiB more were asked for): " in refusal(capsys, cpu)
+    said = refusal(capsys, cpu)
+    assert "memory has run out (2,048.0 MiB more were asked for) (test_main.py:" in said
+    assert "--batch-size" not in said  # the command has no such option
     with pytest.raises(RuntimeError, match="another"):
         main(["another"])
 
@@ -156,7 +157,9 @@ def test_memory_that_runs_out_is_one_line(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0")
 
     monkeypatch.setattr("fleetfoot.cli.main.dispatch", on_a_gpu)
-    assert "memory has run out (20.00 GiB more were asked for): " in refusal(capsys, "train")
+    said = refusal(capsys, "train")
+    assert "memory has run out (20.00 GiB more were asked for) (test_main.py:" in said
+    assert "use a smaller --batch-size" in said
 
 
 def test_a_recipe_for_a_gpu_says_that_it_is_slow_without_one(

@@ -12,7 +12,7 @@ import torch
 
 from fleetfoot import UserError, deploy, recipes, train
 from fleetfoot.envs.gym import GymConfig
-from fleetfoot.envs.robot import Joystick, Now, Task
+from fleetfoot.envs.robot import Joystick, Now, RobotConfig, Task
 from fleetfoot.play.page import bind
 from fleetfoot.play.robot import SimulatedRobot, find
 from fleetfoot.play.source import SHIPPED, check_same, open_source, robot_for
@@ -70,6 +70,15 @@ def test_a_robot_of_ones_own_may_have_the_name_of_another() -> None:
         about, raw=about.raw | {"robot": {"robot": "go1", "timestep": 0.004}}
     )
     assert robot_for(named, pup.QuadrupedConfig(engine="cpu")) == pup.ROBOT
+
+
+def test_an_own_task_of_a_robot_of_the_package_is_driven_as_that_robot() -> None:
+    class MineConfig(RobotConfig):
+        pass
+
+    about = deploy.load(SHIPPED).about
+    found = robot_for(about, MineConfig(robot="t1"), ground="rough")
+    assert found == find(about, None, "rough")
 
 
 def test_which_tasks_explain_what_they_observe() -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fleetfoot.errors import Notice, Program, UserError, nearest, printable
+from fleetfoot.errors import Notice, Program, UserError, nearest, place, printable
 
 # command -> (module with `run(args, imports) -> exit code`, what it does)
 COMMANDS = {
@@ -119,12 +119,12 @@ def run(args: list[str]) -> int:
         )  # it imports torch; without it nothing was large
         if system is None or not system.out_of_memory(error):
             raise
-        return complain(
-            UserError(
-                f"memory has run out{system.asked_for(error)}: use a smaller --batch-size, --num-envs or "
-                "--replay.capacity, or smaller networks."
+        line = f"memory has run out{system.asked_for(error)}{place(error)}"
+        if args[:1] in (["train"], ["resume"]):
+            line += (
+                ": use a smaller --batch-size, --num-envs or --replay.capacity, or smaller networks"
             )
-        )
+        return complain(UserError(f"{line}."))
 
 
 class Output(io.TextIOBase):

@@ -78,7 +78,13 @@ def command_line(command: str, folder: Path, *rest: str, imports: Sequence[str] 
         words = [*launcher, "-m", "fleetfoot", *words[1:]]
     for module in imports:
         words += ["--import", module]
-    path = os.environ.get("PYTHONPATH", "")
     tops = {module.partition(".")[0] for module in imports}
-    elsewhere = any(not (os.path.isfile(f"{top}.py") or os.path.isdir(top)) for top in tops)
-    return (f"PYTHONPATH={shlex.quote(path)} " if path and elsewhere else "") + shlex.join(words)
+    path = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    path = [folder for folder in path if any(_holds(folder, top) for top in tops)]
+    before = f"PYTHONPATH={shlex.quote(os.pathsep.join(path))} " if path else ""
+    return before + shlex.join(words)
+
+
+def _holds(folder: str, module: str) -> bool:
+    place = os.path.join(folder, module)
+    return os.path.isfile(f"{place}.py") or os.path.isdir(place)

@@ -82,6 +82,8 @@ class View:
     distance: float = 0.0  # metres; 0: by the robot's size
     azimuth: float = 90.0  # degrees; 90 looks along +y
     elevation: float = -20.0
+    endless: bool = False
+    """Nobody runs off the ground: see `back_on_ground`. For models that have nothing else in the world."""
 
 
 def add_backdrop(spec: mujoco.MjSpec) -> None:
@@ -125,7 +127,8 @@ def _tiles(model: mujoco.MjModel) -> NDArray[np.float64]:
     plane = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_bodyid == 0)
     for geom in np.flatnonzero(plane):
         material, size = model.geom_matid[geom], model.geom_size[geom, :2]
-        if material >= 0 and not model.mat_texuniform[material] and (size > 0).all():
+        pattern = material >= 0 and (model.mat_texid[material] >= 0).any()
+        if pattern and not model.mat_texuniform[material] and (size > 0).all():
             tiles: NDArray[np.float64] = 2 * size / model.mat_texrepeat[material]
             return tiles
     return np.full(2, 1e9)

@@ -76,20 +76,17 @@ def is_known(about: deploy.About) -> bool:
     return str(_told(about).get("robot", "")) in robots.ROBOTS
 
 
-def is_of_package(config: EnvConfig) -> bool:
-    return type(config).__module__.partition(".")[0] == "fleetfoot"
-
-
-def in_environment(config: EnvConfig) -> Robot | None:
-    """A robot of one's own, from the environment that simulates it. None where a controller cannot know what its policy
-    observes."""
+def of_ones_own(config: EnvConfig) -> RobotEnv | None:
+    """Environments of the user's own that simulate a robot which does not come with the package."""
+    if type(config).__module__.partition(".")[0] == "fleetfoot":
+        return None
     env: Any = build_env(config.for_evaluation(), 1, 0, torch.device("cpu"))
-    try:
-        inner = env.env
-        explained = isinstance(inner, RobotEnv) and inner.task.explains_itself()
-        return inner.robot if explained else None
-    finally:
-        env.close()
+    env.close()
+    inner = env.env
+    if not isinstance(inner, RobotEnv):
+        return None
+    known = robots.ROBOTS.get(inner.robot.name)
+    return None if known is not None and known.model == inner.robot.model else inner
 
 
 def trained_on(about: deploy.About) -> Ground:

@@ -106,20 +106,21 @@ def robot_for(
     model: Path | None = None,
     ground: Ground | None = None,
 ) -> Robot | None:
-    """The robot of a policy: of the package, one whose model is given, or the one that the environment of its run
-    simulates. None: it is drawn by its environment."""
+    """The robot of a policy: one whose model is given, the one that the environment of its run simulates, or one of the
+    package. None: it is drawn by its environment."""
     if not robot.is_robot(about):
         return None
     if model is not None:
         return robot.find(about, model, ground)
-    own = env if env is not None and not robot.is_of_package(env) else None
-    if ground is not None and (own is not None or not robot.is_known(about)):
+    own = None if env is None else robot.of_ones_own(env)
+    if own is None and robot.is_known(about):
+        return robot.find(about, None, ground)
+    if ground is not None:
         raise UserError(
             f"--ground is for robots of the package, and {about.name} is not for one of them."
         )
-    if own is not None:  # whatever its name
-        return robot.in_environment(own)
-    return robot.find(about, None, ground) if robot.is_known(about) else None
+    # A controller must know what the policy observes.
+    return own.robot if own is not None and own.task.explains_itself() else None
 
 
 def _exported(place: Path, which: Which, scratch: Path) -> Path:

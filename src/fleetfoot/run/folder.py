@@ -91,7 +91,7 @@ def run_of(path: Path | str) -> Path:
     place = Path(path)
     if not (place / "state.json").is_file() or place.resolve().parent.name != "checkpoints":
         return place
-    if place.parent.name != "checkpoints":  # a link from elsewhere
+    if not (place.parent.parent / "recipe.json").is_file():  # a link from elsewhere
         place = place.resolve()
     return place.parent.parent
 

@@ -243,7 +243,9 @@ class MuJoCoEnv:
             spec = load_spec(self._task.model)  # with its textures
             add_backdrop(spec)
             self._renderer = Renderer(compile_spec(spec), *self._size, self._task.view)
-        qpos = back_on_ground(self._renderer.model, self._sim.qpos()[index])
+        qpos = self._sim.qpos()[index]
+        if self._task.view.endless:
+            qpos = back_on_ground(self._renderer.model, qpos)
         return self._renderer.picture(qpos, self._sim.qvel()[index])
 
     def close(self) -> None:

@@ -39,6 +39,9 @@ class Physics:
     dt: float  # seconds of one control step
 
 
+ENDLESS = View(endless=True)
+
+
 def never(after: Physics) -> Flags:
     return np.zeros(len(after.qpos), dtype=np.bool_)
 
@@ -135,6 +138,7 @@ def half_cheetah() -> Task:
 
     return Task(
         name="HalfCheetah-v5",
+        view=ENDLESS,
         model=_asset("half_cheetah.xml"),
         frame_skip=5,
         observe=_all(1),
@@ -155,6 +159,7 @@ def hopper() -> Task:
 
     return Task(
         name="Hopper-v5",
+        view=ENDLESS,
         model=_asset("hopper.xml"),
         frame_skip=4,
         observe=_clipped,
@@ -175,6 +180,7 @@ def walker2d() -> Task:
 
     return Task(
         name="Walker2d-v5",
+        view=ENDLESS,
         model=_asset("walker2d_v5.xml"),
         frame_skip=4,
         observe=_clipped,
@@ -237,6 +243,7 @@ def ant() -> Task:
 
     return Task(
         name="Ant-v5",
+        view=ENDLESS,
         model=_asset("ant.xml"),
         frame_skip=5,
         observe=_all(2),
@@ -263,6 +270,7 @@ def humanoid() -> Task:
 
     return Task(
         name="Humanoid-v5",
+        view=ENDLESS,
         model=_asset("humanoid.xml"),
         frame_skip=5,
         observe=_all(2),
@@ -279,6 +287,7 @@ def swimmer() -> Task:
 
     return Task(
         name="Swimmer-v5",
+        view=ENDLESS,
         model=_asset("swimmer.xml"),
         frame_skip=4,
         observe=_all(2),
