@@ -656,6 +656,32 @@ def test_a_disk_that_fills_up_while_writing(tmp_path: Path, monkeypatch: Any) ->
     assert names(tmp_path) == {"000000002", "last.json"}
 
 
+def test_where_only_the_replay_does_not_fit_nothing_that_was_learned_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    save(checkpoint, 1)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=writing.SLACK + 50_000))
+    state: dict[str, Any] = {"agent": torch.arange(9), "replay": {"rows": torch.zeros(100_000)}}
+    for step in (2, 3):
+        with pytest.raises(UserError, match="learned is saved without the replay") as error:
+            checkpoint.save(state, recipe_json=RECIPE, step=step)
+        one_line(error)
+    found = load(tmp_path)
+    assert (found.step, "replay" in found.state) == (3, False)
+    assert torch.equal(found.state["agent"], state["agent"])
+    # The newest one that has its replay stays, until there is room.
+    assert names(tmp_path) == {"000000001", "000000002", "000000003", "last.json"}
+    assert "replay" in load(tmp_path / "000000001").state
+    with pytest.raises(UserError, match="the disk is full"):
+        checkpoint.save(state | {"world": 2}, recipe_json=RECIPE, step=4)
+    monkeypatch.undo()
+    checkpoint.save(state, recipe_json=RECIPE, step=4)
+    assert names(tmp_path) == {"000000004", "last.json"}
+    assert "replay" in load(tmp_path).state
+
+
 def test_a_full_disk_at_the_first_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,13 +29,14 @@ from fleetfoot.checkpoint.read import (
     whole_beside,
 )
 from fleetfoot.checkpoint.tree import pack, unpack
-from fleetfoot.checkpoint.write import Checkpoint
+from fleetfoot.checkpoint.write import Checkpoint, NoSpaceError
 from fleetfoot.config import at_least, part
 
 __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "Loaded",
+    "NoSpaceError",
     "check_collector_fits",
     "check_counts",
     "check_fits",

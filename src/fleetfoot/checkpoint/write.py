@@ -41,6 +41,10 @@ SLACK = 1 << 20  # bytes, for headers, state.json and the folder itself
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class NoSpaceError(UserError):
+    """There is no room for a checkpoint."""
+
+
 class Checkpoint:
     """Writes the checkpoints of one run. One writer at a time; `load` may read at any moment.
 
@@ -67,18 +71,33 @@ class Checkpoint:
 
         The subtree `state["replay"]` goes to a separate file. `parts` are the states that the other
         ranks hold for themselves, from rank 1 on, one file each. If the disk is full or cannot be
-        written to: UserError, and earlier checkpoints stay.
+        written to: UserError, and earlier checkpoints stay. If there is room without the replay,
+        what was learned is saved so before.
         """
         saved_state = state if self.replay else _lean(state)
+        about = {"step": step, "score": None}
         with self._saving():
-            about = {"step": step, "score": None}
-            newest = self._write(f"{step:09d}", saved_state, recipe_json, about, parts)
             last = read_pointer(self.folder, "last")
-            older = [last["folder"], *last["older"]][: self.keep - 1] if last else []
-            self._point(
-                "last", {"folder": newest.name, "older": older, "step": step, "score": None}
-            )
-        return newest
+            earlier = [last["folder"], *last["older"]] if last else []
+
+            def write(what: dict[str, Any], older: list[str]) -> Path:
+                newest = self._write(f"{step:09d}", what, recipe_json, about, parts)
+                pointer = {"folder": newest.name, "older": older, "step": step, "score": None}
+                self._point("last", pointer)
+                return newest
+
+            try:
+                return write(saved_state, earlier[: self.keep - 1])
+            except NoSpaceError as error:
+                if "replay" not in saved_state or state.get("world", 1) > 1:
+                    raise
+                try:
+                    write(_lean(saved_state), earlier)  # the earlier ones have their replays
+                except NoSpaceError:
+                    raise error from None
+                raise NoSpaceError(
+                    f"{error}. What was learned is saved without the replay."
+                ) from error
 
     def save_best(
         self,
@@ -207,9 +226,9 @@ class Checkpoint:
                 is_folder = path.is_dir() and not path.is_symlink()
                 shutil.rmtree(path) if is_folder else path.unlink()
 
-    def _full(self, needed: int) -> UserError:
+    def _full(self, needed: int) -> NoSpaceError:
         free = shutil.disk_usage(self.folder).free
-        return UserError(
+        return NoSpaceError(
             f"the disk is full: a checkpoint in {self.folder} needs {needed:,} bytes and {free:,} "
             f"are free{self._kept()}; make room, or leave the replay out (--checkpoint.no-replay)"
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfoot.agents.contract import Agent
-from fleetfoot.checkpoint import Checkpoint, check_counts
+from fleetfoot.checkpoint import Checkpoint, NoSpaceError, check_counts
 from fleetfoot.config import to_json
 from fleetfoot.data import EnvSpec, Transition
 from fleetfoot.errors import Halted, UserError
@@ -316,6 +316,8 @@ class Journal:
             return False, "nothing was learned yet"
         try:
             self.save_interrupted(subject)
+        except NoSpaceError as error:
+            return False, str(error)  # which says what was saved all the same
         except UserError as error:
             return False, f"its state was not saved ({error})"
         steps = f"{self.vec_steps:,}"
