@@ -71,8 +71,8 @@ class Checkpoint:
 
         The subtree `state["replay"]` goes to a separate file. `parts` are the states that the other
         ranks hold for themselves, from rank 1 on, one file each. If the disk is full or cannot be
-        written to: UserError, and earlier checkpoints stay. If there is room without the replay,
-        what was learned is saved so before.
+        written to: UserError, and earlier checkpoints stay. Where only the replay does not fit,
+        the rest is saved before that error.
         """
         saved_state = state if self.replay else _lean(state)
         about = {"step": step, "score": None}
